@@ -1,0 +1,58 @@
+"""Liger-Kernel's Triton rotation as a peer: half-split, in place, rotation in the table's dtype.
+
+The kernel (liger_kernel/ops/rope.py) converts q and k to the dtype of sin and leaves it to the
+compiler whether a product is fused into the sum. It takes rows of cos and sin, one a token, not
+positions, and reads their first half. Without the package nothing is registered; MISSING says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightrope import Arithmetic, implements
+
+MISSING: str | None = None
+try:
+    from liger_kernel.ops.rope import LigerRopeFunction
+except ImportError as error:
+    MISSING = f"liger-kernel: {error}"
+
+
+def liger(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate q (tokens, num_heads, head_dim) and k (tokens, num_kv_heads, head_dim).
+
+    Liger copies what is not contiguous and rotates the copy; in place, that copy is written back.
+    """
+    rows = [t[positions.long()].repeat(1, 2).unsqueeze(0) for t in (cos, sin)]
+    given = (q, k) if inplace else (q.clone(), k.clone())
+    rotated = LigerRopeFunction.apply(*(x.unsqueeze(0).transpose(1, 2) for x in given), *rows)
+    outs: list[Any] = [r.transpose(1, 2).squeeze(0) for r in rotated]
+    if not inplace:
+        return outs[0], outs[1]
+    for x, out in zip(given, outs, strict=True):
+        if out.data_ptr() != x.data_ptr():
+            x.copy_(out)
+    return q, k
+
+
+if MISSING is None:
+    implements(
+        "rope",
+        name="liger",
+        arithmetic=Arithmetic(table="given", product="float32", sum="float32", contraction="any"),
+        dtype=("float16", "bfloat16", "float32"),
+        table_dtype=("float32",),
+        interleaved=(False,),
+        where=("out_dtype=input",),
+    )(liger)

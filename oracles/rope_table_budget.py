@@ -1,0 +1,177 @@
+"""The error budget of rope_table, term by term. Derivation and equation numbers: docs/error-budgets.md.
+
+Angle terms are in radians until `_values` turns them into errors of cos and sin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tightrope.arithmetic import Arithmetic
+from tightrope.budget import Budget, Replay
+from tightrope.formats import FORMATS, Array, Format
+from tightrope.oracles.rope_table_exact import inv_freq, table
+
+# What an unknown kernel is granted: the usual builder, all in float32, with powf within 4 ulp and
+# cosf, sinf within 2 ulp of correctly rounded (CUDA C++ Programming Guide, Mathematical Functions).
+STAGES: Mapping[str, Any] = {
+    "position": "float32",  # "exact" or a format
+    "inv_freq": "float32",  # "exact" or a format
+    "inv_freq_ulp": 4,  # of the power in that format; 0: inv_freq is correctly rounded
+    "angle": "float32",  # "exact" or the format of the product
+    "angle_error": 0.0,  # radians, further error of the angle modulo 2 pi
+    "trig_dtype": "float32",
+    "trig_ulp": 2,  # from the correctly rounded value in trig_dtype
+}
+EXPECTED = 2.0**-100  # radius of the arb table, beside its rounding to float64
+NUMPY = 2.0**-50  # error of float64 cos and sin: 4.5 ulp below 1
+
+
+def budget(case: Any, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> dict[str, Budget]:
+    """Budgets of cos and sin, (tokens, rotary_dim/2), for this case's positions and arithmetic."""
+    positions = inputs["positions"].tolist()
+    cos, sin = table(tuple(positions), case.rotary_dim, case.rope_theta)
+    m = np.abs(np.array(positions, np.float64))[:, None]
+    parts = angle_terms(case, positions, arithmetic)
+    angle = _replayed_angle(case, positions, arithmetic)
+    found = {}
+    for name, x, other in (("cos", cos, sin), ("sin", sin, cos)):
+        terms, moved = _values(x, other, parts)
+        terms[_trig_name(arithmetic)] = _trig(np.abs(x) + moved, m, case.dtype, arithmetic)
+        found[name] = Budget(
+            x, terms, case.dtype,
+            oracle=FORMATS["float64"].half_ulp(x) + EXPECTED,
+            replay=None if angle is None else _replay(name, angle, m, case.dtype, arithmetic),
+        )  # fmt: skip
+    return found
+
+
+def angle_terms(case: Any, positions: list[int], arithmetic: Arithmetic) -> dict[str, Array]:
+    """Named bounds on the error of the angle in radians, (tokens, rotary_dim/2): eq. (2) to (5)."""
+    theta = inv_freq(case.rotary_dim, case.rope_theta)
+    m = np.abs(np.array(positions, np.float64))[:, None]
+    parts: dict[str, Array] = {}
+    reach, off = m, np.zeros_like(theta)
+    if arithmetic["position"] != "exact":
+        step = _position_step(positions, FORMATS[arithmetic["position"]])
+        parts[f"position rounded to {arithmetic['position']}"] = step * theta
+        reach = m + step
+    if arithmetic["inv_freq"] != "exact":
+        for name, part in _inv_freq_terms(case, theta, arithmetic).items():
+            parts[name] = reach * part
+            off = off + part
+    if arithmetic["angle"] != "exact":
+        fmt = FORMATS[arithmetic["angle"]]
+        rounded = fmt.half_ulp(reach * (theta + off))
+        name = f"angle rounded to {arithmetic['angle']}"
+        parts[name] = np.where(_exact_product(positions, theta, arithmetic), 0.0, rounded)
+    if arithmetic["angle_error"]:
+        name = f"angle within {arithmetic['angle_error']:.3g} rad"
+        parts[name] = np.where(m == 0, 0.0, arithmetic["angle_error"]) * np.ones_like(theta)
+    return parts
+
+
+def _rounded(positions: list[int], fmt: Format) -> Array:
+    """Each integer rounded once, (tokens, 1)."""
+    return np.array([fmt.round_fraction(Fraction(m)) for m in positions], np.float64)[:, None]
+
+
+def _holds(positions: list[int], fmt: Format) -> Array:
+    """Whether the format holds the integer, (tokens, 1)."""
+    near = _rounded(positions, fmt).ravel()
+    return np.array([x == m for x, m in zip(near.tolist(), positions, strict=True)], bool)[:, None]
+
+
+def _position_step(positions: list[int], fmt: Format) -> Array:
+    """h_f(m), 0 where the format holds m and beyond all angles where m overflows it."""
+    m = np.abs(np.array(positions, np.float64))[:, None]
+    step = np.where(np.isinf(_rounded(positions, fmt)), 2.0**1000, fmt.half_ulp(m))
+    return np.where(_holds(positions, fmt), 0.0, step)
+
+
+def _inv_freq_terms(case: Any, theta: Array, arithmetic: Arithmetic) -> dict[str, Array]:
+    """Bounds on |theta^ - theta|, (rotary_dim/2,): half an ulp, or eq. (6) and (7). Column 0 is exact."""
+    name, ulps = arithmetic["inv_freq"], arithmetic["inv_freq_ulp"]
+    fmt, column = FORMATS[name], np.arange(len(theta))
+    if not ulps:
+        return {f"inv_freq rounded to {name}": np.where(column == 0, 0.0, fmt.half_ulp(theta))}
+    stretch = _exponent_step(case.rotary_dim, name) * abs(np.log(case.rope_theta))
+    eta = (2 * ulps + 1) * fmt.unit
+    power = np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1)
+    return {
+        f"exponent 2c/rotary_dim rounded to {name}": theta * np.expm1(stretch),
+        f"inv_freq in {name}, its power within {ulps} ulp": np.where(column == 0, 0.0, theta * power),
+    }
+
+
+@lru_cache(maxsize=256)
+def _exponent_step(rotary_dim: int, dtype: str) -> Array:
+    """h_f(2c/rotary_dim), 0 where the format holds the quotient; (rotary_dim/2,)."""
+    fmt, quotients = FORMATS[dtype], [Fraction(2 * c, rotary_dim) for c in range(rotary_dim // 2)]
+    uneven = np.array([fmt.round_fraction(q) != q for q in quotients])
+    return np.where(uneven, fmt.half_ulp([float(q) for q in quotients]), 0.0)
+
+
+def _exact_product(positions: list[int], theta: Array, arithmetic: Arithmetic) -> Array:
+    """Where m^ theta^ is a number of the angle's format, whatever theta^ is; (tokens, rotary_dim/2)."""
+    angle, frequency = FORMATS[arithmetic["angle"]], arithmetic["inv_freq"]
+    held = _holds(positions, angle)
+    if arithmetic["position"] != "exact":
+        position = FORMATS[arithmetic["position"]]
+        held = np.where(_holds(positions, position), held, position.precision <= angle.precision)
+    first = (np.arange(len(theta)) == 0) & held
+    if frequency == "exact" or FORMATS[frequency].precision > angle.precision:
+        return first | _zero(positions)
+    power = np.array([m & (m - 1) == 0 for m in map(abs, positions)], bool)[:, None]
+    return first | (power & held) | _zero(positions)
+
+
+def _zero(positions: list[int]) -> Array:
+    return np.array([m == 0 for m in positions], bool)[:, None]
+
+
+def _values(x: Array, other: Array, parts: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+    """Eq. (8): what the angle terms do to cos (x = cos, other = sin) or sin, split in proportion."""
+    cut = {name: np.minimum(part, 4.0) for name, part in parts.items()}  # from 4 rad on (8) is 1 + |x|
+    d = sum(cut.values(), np.zeros_like(x))
+    moved = np.minimum(1 + np.abs(x), np.abs(other) * d + np.abs(x) * d * d / 2)
+    share = moved / np.where(d == 0, 1.0, d)
+    return {name: share * part for name, part in cut.items()}, moved
+
+
+def _trig_name(arithmetic: Arithmetic) -> str:
+    return f"cos, sin in {arithmetic['trig_dtype']} within {arithmetic['trig_ulp']} ulp"
+
+
+def _trig(reach: Array, m: Array, output: str, arithmetic: Arithmetic) -> Array:
+    """Eq. (9): error of the function itself, for values up to `reach`; position 0 is exact."""
+    fmt = FORMATS[arithmetic["trig_dtype"]]
+    ulps = arithmetic["trig_ulp"] + (0.0 if fmt.name == output else 0.5)
+    magnitude = np.minimum(fmt.round(reach), 1 - fmt.unit)
+    return np.where(m == 0, 0.0, ulps * fmt.ulp(magnitude))
+
+
+def _replayed_angle(case: Any, positions: list[int], arithmetic: Arithmetic) -> Array | None:
+    """The angle that the declared roundings give, None where they leave it open."""
+    stages = [arithmetic[s] for s in ("position", "inv_freq", "angle")]
+    if "exact" in stages or arithmetic["inv_freq_ulp"] or arithmetic["angle_error"]:
+        return None
+    position, frequency, angle = (FORMATS[s] for s in stages)
+    if position.precision + frequency.precision > 53 and angle.name != "float64":
+        return None
+    m = _rounded(positions, position)
+    if not np.isfinite(m).all():
+        return None
+    return angle.round(m * inv_freq(case.rotary_dim, case.rope_theta, frequency.name))
+
+
+def _replay(name: str, angle: Array, m: Array, output: str, arithmetic: Arithmetic) -> Replay:
+    """T1: the function of the replayed angle, and what is left open of it."""
+    centre = np.cos(angle) if name == "cos" else np.sin(angle)
+    radius = _trig(np.abs(centre) + NUMPY, m, output, arithmetic)
+    return Replay(centre, np.where(m == 0, 0.0, radius + NUMPY))

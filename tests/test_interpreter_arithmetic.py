@@ -1,0 +1,255 @@
+"""Arithmetic of the faithful interpreter: each prescribed rounding once, against rationals."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tightrope.interpreter import install
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
+)
+
+DTYPES = {
+    torch.bfloat16: (8, -126),
+    torch.float16: (11, -14),
+    torch.float32: (24, -126),
+    torch.float64: (53, -1022),
+}
+
+
+@pytest.fixture(autouse=True)
+def faithful():
+    with install(contract=True):
+        yield
+
+
+def nearest(x, precision, emin):
+    """The rational x rounded to nearest even (no overflow), as a rational."""
+    if x == 0:
+        return x
+    exponent = max(emin, abs(x.numerator).bit_length() - x.denominator.bit_length() - 1)
+    while abs(x) >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    unit = Fraction(2) ** (exponent - precision + 1)
+    return round(x / unit) * unit
+
+
+def draw(dtype, n=256, seed=0, spread=2.0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(n) * np.exp(rng.standard_normal(n) * spread)
+    return torch.from_numpy(x).to(dtype)
+
+
+def rationals(x):
+    return [Fraction(v) for v in x.double().tolist()]
+
+
+@triton.jit
+def binary_kernel(X, W, Z, Y, OP: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(X + i)
+    w = tl.load(W + i)
+    z = tl.load(Z + i)
+    if OP == "x+w":
+        y = x + w
+    elif OP == "x-w":
+        y = x - w
+    elif OP == "x*w":
+        y = x * w
+    elif OP == "fma(x,w,z)":
+        y = tl.fma(x, w, z)
+    elif OP == "x*w+z":
+        y = x * w + z
+    elif OP == "z+x*w":
+        y = z + x * w
+    elif OP == "x*w-z":
+        y = x * w - z
+    elif OP == "z-x*w":
+        y = z - x * w
+    elif OP == "-(x*w)+z":
+        y = -(x * w) + z
+    elif OP == "x*w+z*z":
+        y = x * w + z * z
+    elif OP == "(x*w)[:,None]+z[:,None]":
+        y = tl.reshape((x * w)[:, None] + z[:, None], (N,))
+    elif OP == "div_rn":
+        y = tl.div_rn(x, w)
+    elif OP == "sqrt_rn":
+        y = tl.sqrt_rn(tl.abs(x))
+    elif OP == "x%w":
+        y = x % w
+    tl.store(Y + i, y)
+
+
+def apply(op, x, w=None, z=None, **options):
+    w, z = x if w is None else w, x if z is None else z
+    y = torch.empty_like(x)
+    binary_kernel[(1,)](x, w, z, y, op, x.numel(), **options)
+    return y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("op", "exact"),
+    [("x+w", lambda x, w: x + w), ("x-w", lambda x, w: x - w), ("x*w", lambda x, w: x * w)],
+)
+def test_sums_and_products_round_once(dtype, op, exact):
+    x, w = draw(dtype), draw(dtype, seed=1)
+    expected = [
+        nearest(exact(a, b), *DTYPES[dtype]) for a, b in zip(*map(rationals, (x, w)), strict=True)
+    ]
+    assert rationals(apply(op, x, w)) == expected
+
+
+FUSED = {
+    "fma(x,w,z)": lambda x, w, z: x * w + z,
+    "x*w+z": lambda x, w, z: x * w + z,
+    "z+x*w": lambda x, w, z: x * w + z,
+    "x*w-z": lambda x, w, z: x * w - z,
+    "z-x*w": lambda x, w, z: z - x * w,
+    "(x*w)[:,None]+z[:,None]": lambda x, w, z: x * w + z,
+}
+
+
+def close_products(dtype, seed=0):
+    """x, w and z near x*w: the sum cancels, so that one and two roundings differ nearly always."""
+    x, w = draw(dtype, seed=seed), draw(dtype, seed=seed + 1)
+    z = (x.double() * w.double() * (1 + draw(torch.float64, seed=seed + 2, spread=0) / 16)).to(
+        dtype
+    )
+    signs = torch.where(torch.arange(len(z)) % 2 == 0, 1, -1).to(dtype)
+    return x, w, z * signs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", FUSED)
+def test_contraction_rounds_once(dtype, op):
+    x, w, z = close_products(dtype)
+    exact = [FUSED[op](*v) for v in zip(*map(rationals, (x, w, z)), strict=True)]
+    got = apply(op, x, w, z)
+    assert rationals(got) == [nearest(v, *DTYPES[dtype]) for v in exact]
+    if op == "x*w+z":
+        assert (got != x * w + z).float().mean() > 0.2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_launch_without_fusion_rounds_twice(dtype):
+    x, w, z = close_products(dtype)
+    assert torch.equal(apply("x*w+z", x, w, z, enable_fp_fusion=False), x * w + z)
+    once = [
+        nearest(a * b + c, *DTYPES[dtype])
+        for a, b, c in zip(*map(rationals, (x, w, z)), strict=True)
+    ]
+    assert rationals(apply("fma(x,w,z)", x, w, z, enable_fp_fusion=False)) == once
+
+
+def test_contraction_can_be_off_and_a_launch_can_ask_for_it():
+    x, w, z = close_products(torch.float32)
+    with install(contract=False):
+        assert torch.equal(apply("x*w+z", x, w, z), x * w + z)
+        assert torch.equal(
+            apply("x*w+z", x, w, z, enable_fp_fusion=True), apply("fma(x,w,z)", x, w, z)
+        )
+
+
+def test_contraction_by_default_follows_triton(monkeypatch):
+    x, w, z = close_products(torch.float32)
+    for default, expected in ((True, apply("fma(x,w,z)", x, w, z)), (False, x * w + z)):
+        monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", default)
+        with install():
+            assert torch.equal(apply("x*w+z", x, w, z), expected)
+
+
+def test_of_two_products_the_left_one_is_fused():
+    x, w, z = close_products(torch.float32)
+    assert torch.equal(apply("x*w+z*z", x, w, z), apply("fma(x,w,z)", x, w, z * z))
+
+
+def test_a_negated_product():
+    """Where Triton has fneg (3.9), one fma; before, 0 - x*w is the fma and the sum rounds again."""
+    x, w, z = close_products(torch.float32)
+    exact = [c - a * b for a, b, c in zip(*map(rationals, (x, w, z)), strict=True)]
+    once, twice = [nearest(v, 24, -126) for v in exact], rationals(z - x * w)
+    assert once != twice
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    assert rationals(apply("-(x*w)+z", x, w, z)) == (once if version >= (3, 9) else twice)
+
+
+def test_float64_fma_at_extreme_exponents():
+    rng = np.random.default_rng(3)
+    exponents = rng.integers(-1074, 1023, (3, 512))
+    exponents[1, :256] = -1000 - exponents[0, :256] // 1 + rng.integers(-80, 80, 256)
+    values = np.ldexp(1 + rng.random((3, 512)), np.clip(exponents, -1074, 1023)) * rng.choice(
+        [-1, 1], (3, 512)
+    )
+    x, w, z = (torch.from_numpy(v) for v in values)
+    z[:256] = (x * w)[:256] * -(1 + 2.0**-50)
+    z = torch.where(z.isfinite(), z, torch.ones_like(z))
+    got = apply("fma(x,w,z)", x, w, z)
+    for a, b, c, y in zip(x.tolist(), w.tolist(), z.tolist(), got.tolist(), strict=True):
+        exact = Fraction(a) * Fraction(b) + Fraction(c)
+        if abs(exact) >= Fraction(2) ** 1024 - Fraction(2) ** 970:
+            assert y == (float("inf") if exact > 0 else float("-inf"))
+        else:
+            assert Fraction(y) == nearest(exact, 53, -1022), (a, b, c)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fma_of_zeros_and_infinities(dtype):
+    v = torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 2.0**-60], dtype=dtype
+    )
+    x, w = (t.reshape(-1) for t in torch.meshgrid(v, v, indexing="ij"))
+    for z in v.tolist():
+        z = torch.full_like(x, z)
+        expected = x * w + z  # exact, or a sign, an infinity or a NaN, but for 2^-60 * 2^-60 + 1
+        got = apply("fma(x,w,z)", x, w, z)
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.nan_to_num(7), expected.nan_to_num(7))
+        assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~expected.isnan())
+
+
+def test_float32_fma_with_subnormal_results():
+    x, w = draw(torch.float32) * 2.0**-70, draw(torch.float32, seed=1) * 2.0**-70
+    z = draw(torch.float32, seed=2) * 2.0**-140
+    expected = [
+        nearest(a * b + c, 24, -126) for a, b, c in zip(*map(rationals, (x, w, z)), strict=True)
+    ]
+    assert rationals(apply("fma(x,w,z)", x, w, z)) == expected
+
+
+def test_div_rn_is_correctly_rounded():
+    x, w = draw(torch.float32), draw(torch.float32, seed=1)
+    expected = [nearest(a / b, 24, -126) for a, b in zip(*map(rationals, (x, w)), strict=True)]
+    assert rationals(apply("div_rn", x, w)) == expected
+
+
+def test_sqrt_rn_is_correctly_rounded():
+    """By squares of the neighbouring midpoints (torch's own float32 sqrt can be an ulp off)."""
+    x = draw(torch.float32).abs()
+    y = apply("sqrt_rn", x)
+    below, above = (
+        rationals(torch.nextafter(y, torch.full_like(y, end))) for end in (0, torch.inf)
+    )
+    for square, root, low, high in zip(rationals(x), rationals(y), below, above, strict=True):
+        assert ((root + low) / 2) ** 2 < square < ((root + high) / 2) ** 2
+
+
+def test_remainder_is_the_compiled_formula():
+    x, w = draw(torch.float32), draw(torch.float32, seed=1)
+    q = rationals((x / w).trunc())
+    expected = [
+        nearest(a - n * b, 24, -126) for a, n, b in zip(rationals(x), q, rationals(w), strict=True)
+    ]
+    assert rationals(apply("x%w", x, w)) == expected

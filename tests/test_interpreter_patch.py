@@ -1,0 +1,219 @@
+"""Installing and restoring the faithful interpreter; what it refuses."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+import triton.runtime.interpreter as ip
+from triton.language.extra import libdevice
+
+from tightrope.interpreter import NOT_FAITHFUL, TESTED_TRITON, install
+from tightrope.interpreter.patch import suspended
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
+)
+
+
+@pytest.fixture(autouse=True)
+def stock():
+    """Start from the stock interpreter, whatever the suite has installed."""
+    with suspended():
+        yield
+
+
+def snapshot():
+    owners = (
+        ip,
+        ip.InterpreterBuilder,
+        ip.InterpretedFunction,
+        ip.ReduceOps,
+        ip.ScanOps,
+        libdevice,
+    )
+    return [dict(vars(owner)) for owner in owners]
+
+
+@triton.jit
+def muladd_kernel(X, Y, N: tl.constexpr):
+    x = tl.load(X + tl.arange(0, N))
+    tl.store(Y + tl.arange(0, N), x * x - x)
+
+
+def muladd(dtype=torch.bfloat16, **options):
+    x = torch.linspace(0.5, 1.5, 64).to(dtype)
+    y = torch.empty_like(x)
+    muladd_kernel[(1,)](x, y, 64, **options)
+    return y
+
+
+def once(dtype=torch.bfloat16):
+    x = torch.linspace(0.5, 1.5, 64).to(dtype).double()
+    return (x * x - x).to(dtype)
+
+
+def twice(dtype=torch.bfloat16):
+    x = torch.linspace(0.5, 1.5, 64).to(dtype)
+    return x * x - x
+
+
+def test_restore_brings_the_stock_interpreter_back():
+    before = snapshot()
+    patch = install()
+    assert snapshot() != before
+    patch.restore()
+    patch.restore()
+    assert snapshot() == before
+
+
+def test_a_failure_inside_restores_too():
+    before = snapshot()
+    with pytest.raises(KeyError), install():
+        raise KeyError
+    assert snapshot() == before
+
+
+def test_nested_installs_bring_back_the_previous_settings():
+    assert not torch.equal(once(), twice())
+    with install(contract=True):
+        assert torch.equal(muladd(), once())
+        inside = snapshot()
+        with install(contract=False):
+            assert torch.equal(muladd(), twice())
+        assert torch.equal(muladd(), once())
+        assert snapshot() == inside
+
+
+def test_installs_may_be_restored_in_any_order():
+    before = snapshot()
+    first, second = install(contract=True), install(contract=False)
+    first.restore()
+    assert torch.equal(muladd(), twice())
+    second.restore()
+    assert snapshot() == before
+
+
+def test_suspended_brings_back_what_was_installed():
+    with install(contract=False):
+        inside = snapshot()
+        with suspended():
+            assert snapshot() != inside
+        assert torch.equal(muladd(), twice())
+    with install(contract=True) as outer, suspended():
+        outer.restore()
+    assert not torch.equal(muladd(torch.float32), once(torch.float32))
+
+
+def test_the_stock_interpreter_gets_bf16_wrong():
+    """The reason for this package; when it fails, Triton has learned bfloat16."""
+    assert not torch.equal(muladd(), once())
+    assert not torch.equal(muladd(), twice())
+
+
+@pytest.mark.parametrize("name", ["create_dot", "cast_impl"])
+def test_unknown_internals_are_named_and_nothing_is_changed(monkeypatch, name):
+    monkeypatch.setattr(ip.InterpreterBuilder, name, lambda self, x, y: 0)
+    monkeypatch.delattr(ip.InterpreterBuilder, "create_fma")
+    before = snapshot()
+    with pytest.raises(RuntimeError, match=f"create_fma is missing.*|{name} takes") as error:
+        install()
+    assert f"InterpreterBuilder.{name} takes (self, x, y), expected (self, " in str(error.value)
+    assert "InterpreterBuilder.create_fma is missing" in str(error.value)
+    assert triton.__version__ in str(error.value)
+    assert snapshot() == before
+
+
+def test_a_changed_bf16_storage_is_refused(monkeypatch):
+    monkeypatch.setattr(ip, "_get_np_dtype", lambda tt_dtype: None)
+    with pytest.raises(RuntimeError, match="no longer stored as uint16"):
+        install()
+
+
+def test_unknown_dot_model():
+    with pytest.raises(ValueError, match="ieee, tf32, hopper"):
+        install(dot="volta")
+
+
+def run_python(code, **environment):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_refused_without_interpretation():
+    done = run_python("import tightrope.interpreter as i; i.install()")
+    assert done.returncode == 1
+    assert "RuntimeError: set TRITON_INTERPRET=1 before Triton is imported" in done.stderr
+
+
+def test_importing_the_package_imports_no_triton():
+    done = run_python(
+        "import sys, tightrope.interpreter; print({'triton', 'torch', 'numpy'} & set(sys.modules))"
+    )
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_kernels_overflow_in_silence():
+    with install(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.tensor([3e38, float("inf"), float("nan"), 0.0] * 16)
+        y = torch.empty(64, dtype=torch.float16)
+        extremes_kernel[(1,)](x, y, 64)
+        assert y[:4].isnan().tolist() == [False, True, True, False]
+
+
+@triton.jit
+def extremes_kernel(X, Y, N: tl.constexpr):
+    x = tl.load(X + tl.arange(0, N))
+    nothing = tl.max(tl.where(x == x, float("nan"), x), 0)
+    tl.store(
+        Y + tl.arange(0, N), (x * x - x + tl.where(nothing == 0, 1.0, 0.0)).to(Y.dtype.element_ty)
+    )
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def autotuned_kernel(X, Y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(Y + i, tl.load(X + i, mask=i < n), mask=i < n)
+
+
+def test_autotuning_needs_no_driver_and_takes_the_first_configuration():
+    x, y = torch.randn(300).to(torch.bfloat16), torch.zeros(300, dtype=torch.bfloat16)
+    with install():
+        autotuned_kernel[lambda meta: (triton.cdiv(300, meta["BLOCK"]),)](x, y, 300)
+    assert autotuned_kernel.best_config.kwargs == {"BLOCK": 64}
+    assert torch.equal(x, y)
+
+
+@triton.jit
+def descriptor_kernel(X, Y, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
+    source = tl.make_tensor_descriptor(X, shape=[M, N], strides=[N, 1], block_shape=[ROWS, COLS])
+    target = tl.make_tensor_descriptor(Y, shape=[M, N], strides=[N, 1], block_shape=[ROWS, COLS])
+    for i in tl.range(0, M, ROWS):
+        target.store([i, 0], source.load([i, 0]) * 2.0)
+
+
+def test_tensor_descriptors():
+    x = torch.randn(32, 16).to(torch.bfloat16)
+    y = torch.zeros_like(x)
+    with install():
+        descriptor_kernel[(1,)](x, y, 32, 16, 16, 16)
+    assert torch.equal(y, 2 * x)
+
+
+def test_limits_are_told():
+    assert len(NOT_FAITHFUL) > 5
+    assert all(isinstance(text, str) and text.strip() for text in NOT_FAITHFUL)
+    assert ".".join(triton.__version__.split(".")[:2]) in TESTED_TRITON

@@ -1,0 +1,73 @@
+"""Limits construct cases; an unknown name is an error that lists the known ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightrope import Arithmetic
+from tightrope.implementation import Implementation, implements, resolve
+from tightrope.limits import Limits, check_limits, describe
+
+DOMAIN = {"dtype": ("float32", "float16"), "head_dim": range(2, 257, 2)}
+
+
+def test_limits_keep_the_domains_order_and_narrow_further():
+    limits = Limits(DOMAIN, {"dtype": ("float16", "float32")})
+    assert limits.values("dtype") == ("float32", "float16")
+    narrowed = limits.narrowed({"dtype": ("float16",), "head_dim": (64, 128)}, ("square",))
+    assert narrowed.values("head_dim") == (64, 128)
+    assert narrowed.where == {"square"}
+    assert narrowed.narrowed({"dtype": ("float32",)}) is None
+
+
+def test_picking_falls_back_to_what_is_allowed():
+    limits = Limits(DOMAIN, {"head_dim": (88,)})
+    assert limits.pick("head_dim", (64, 128)) == (88,)
+    assert limits.pick("dtype", ("float16",)) == ("float16",)
+    assert Limits(DOMAIN, {"head_dim": range(90, 99, 2)}).pick("head_dim", (64,)) == (90, 98)
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"heads": (1,)}, (), "unknown limit 'heads'; known: dtype, head_dim"),
+        ({"dtype": ("int8",)}, (), "unknown value 'int8'; known: float32, float16"),
+        ({"dtype": "float32"}, (), "expected a tuple or range"),
+        ({"dtype": ()}, (), "expected a tuple or range"),
+        ({}, ("round",), "unknown relation 'round'; known: square"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(given, where, message):
+    with pytest.raises(ValueError, match=message):
+        check_limits(DOMAIN, given, ("square",), where)
+
+
+def test_describe():
+    assert describe(range(16, 257, 8)) == "16..256 step 8"
+    assert describe(("a", "b")) == "a, b"
+
+
+def wrong(**changes):
+    fields = {"contract_name": "rope", "name": "x", "fn": print, "source": "adapter.py:7"}
+    return Implementation(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contract_name": "rop"}, "adapter.py:7: .*unknown contract 'rop'; known: rope_table, rope"),
+        ({"limits": {"head": (1,)}}, "adapter.py:7: .*unknown limit 'head'"),
+        ({"where": ("round",)}, "adapter.py:7: .*unknown relation"),
+        ({"returns": ("v",)}, "adapter.py:7: .*unknown output 'v'; known: q, k"),
+        ({"arithmetic": Arithmetic(prodct="float32")}, "adapter.py:7: .*unknown arithmetic stage prodct"),
+    ],
+)
+def test_a_wrong_name_is_reported_with_the_decorators_place(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(wrong(**changes))
+
+
+def test_registering_a_name_twice_names_both_places():
+    implements("rope", name="twice in this test")(print)
+    with pytest.raises(ValueError, match=r"test_limits.py:\d+ and .*test_limits.py:\d+"):
+        implements("rope", name="twice in this test")(repr)

@@ -1,0 +1,154 @@
+"""Facts that budgets rely on, read off the PTX of every bundled kernel; compiled without a GPU.
+
+Run as a program, this file compiles the kernels and prints {variant: PTX} as JSON. The tests call
+it so, once, because Triton compiles nothing in a process that interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tightrope
+
+TARGETS = (80, 90, 100)
+ROPE = {
+    # variant: dtype of q, k and outputs; dtype of the table; interleaved; unit of the strides
+    "aligned": ("bf16", "fp32", False, 8),
+    "aligned interleaved": ("bf16", "fp32", True, 8),
+    "aligned fp32": ("fp32", "bf16", False, 8),
+    "general": ("fp16", "fp32", False, 1),
+    "general interleaved": ("fp16", "fp16", True, 1),
+    "float64": ("fp64", "fp64", False, 1),
+}
+WIDE = re.compile(r"(?:ld|st)\.global\.(?:v4\.b32|v2\.b64)")
+FUSED = re.compile(r"fma\.rn\.(?:ftz\.)?(?:f32|f32x2|f64|f16|f16x2|bf16|bf16x2)\b")
+
+
+def _compile(
+    kernel: Any,
+    pointers: dict[str, str],
+    constants: dict[str, Any],
+    target: int,
+    fused: bool = False,
+) -> str:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {
+        p.name: pointers.get(p.name) or ("constexpr" if p.is_constexpr else p.annotation_type)
+        for p in kernel.params
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": 8, "enable_fp_fusion": fused}
+    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    return str(made.asm["ptx"])
+
+
+def _rope(
+    target: int, dtype: str, table: str, interleaved: bool, unit: int, fused: bool = False
+) -> str:
+    from tightrope.impls.rope import rope_kernel
+
+    pointers = dict.fromkeys(("q", "k", "q_out", "k_out"), f"*{dtype}")
+    pointers |= {"cos": f"*{table}", "sin": f"*{table}", "positions": "*i64"}
+    constants = {
+        "INTERLEAVED": interleaved, "UNIT": unit, "BLOCK_PAIRS": 64, "BLOCK_TAIL": 0,
+        "BLOCK_TOKENS": 4, "BLOCK_HEADS": 8,
+    }  # fmt: skip
+    return _compile(rope_kernel, pointers, constants, target, fused)
+
+
+def _table(target: int, exact: bool) -> str:
+    from tightrope.impls.rope_table import exact_kernel, float32_kernel
+
+    pointers = {"positions": "*i64", "cos": "*fp32", "sin": "*fp32"}
+    pointers |= {"high": "*i64", "low": "*i64"} if exact else {"inv_freq": "*fp32"}
+    constants = {"BLOCK_POSITIONS": 8, "BLOCK_PAIRS": 64}
+    return _compile(exact_kernel if exact else float32_kernel, pointers, constants, target)
+
+
+def main() -> None:
+    found = {}
+    for target in TARGETS:
+        for variant, facts in ROPE.items():
+            found[f"rope {variant} sm_{target}"] = _rope(target, *facts)
+        found[f"table exact sm_{target}"] = _table(target, exact=True)
+        found[f"table float32 sm_{target}"] = _table(target, exact=False)
+    found["control fused sm_90"] = _rope(90, *ROPE["aligned"], fused=True)
+    json.dump(found, sys.stdout)
+
+
+@pytest.fixture(scope="module")
+def ptx() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(tightrope.__file__).parents[1]), *sys.path])
+    run = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found: dict[str, str] = json.loads(run.stdout)
+    return found
+
+
+def _of(ptx: dict[str, str], words: str) -> dict[str, str]:
+    chosen = {name: text for name, text in ptx.items() if name.startswith(words)}
+    assert {name.split()[-1] for name in chosen} == {f"sm_{t}" for t in TARGETS}
+    for name, text in chosen.items():
+        assert f".target {name.split()[-1]}" in text
+    return chosen
+
+
+def test_the_rotation_rounds_products_and_sum_separately(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "rope").items():
+        kind = "f64" if "float64" in name else "f32"
+        assert not FUSED.search(text), name
+        assert re.search(rf"\bmul(?:\.rn)?\.{kind}", text), name
+        assert re.search(rf"\bsub(?:\.rn)?\.{kind}", text), name
+        assert re.search(rf"\badd(?:\.rn)?\.{kind}", text), name
+
+
+def test_float32_arithmetic_keeps_subnormals(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "rope").items():
+        assert not re.search(r"\b(?:add|sub|mul|cvt)\S*\.ftz", text), name
+
+
+def test_the_aligned_build_moves_sixteen_bytes_a_thread(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "rope aligned").items():
+        loads, stores = (len([w for w in WIDE.findall(text) if w[:2] == io]) for io in ("ld", "st"))
+        assert min(loads, stores) >= 2, name
+        assert not re.search(r"st\.global\.(?!v4\.b32|v2\.b64)", text), name
+
+
+def test_the_general_build_assumes_no_alignment(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "rope general").items():
+        assert not re.search(r"(?:ld|st)\.global\.v", text), name
+
+
+def test_the_exact_table_is_not_fused_and_rounds_once_to_float32(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "table exact").items():
+        assert not FUSED.search(text), name
+        for needed in ("mul.hi.u64", "cvt.rn.f64.s64", "cvt.rn.f32.f64"):
+            assert needed in text, name
+
+
+def test_the_float32_table_uses_no_approximate_trigonometry(ptx: dict[str, str]) -> None:
+    for name, text in _of(ptx, "table float32").items():
+        assert not re.search(r"\b(?:sin|cos)\.approx", text), name
+        assert "cvt.rn.f32.s64" in text, name
+        # The large-argument path reduces with this table of the bits of 2/pi.
+        assert re.search(r"i2opi_f\[\d+\] = \{", text), name
+
+
+def test_fusing_would_be_seen(ptx: dict[str, str]) -> None:
+    assert FUSED.search(ptx["control fused sm_90"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Arenas: every input and output lies between guard bands, unused slots and outputs are poisoned.
+
+One block of memory holds all inputs of a call and room for what the kernel allocates. It is uploaded
+once and downloaded once; afterwards every byte that the kernel had no business with is compared.
+
+    | band | q (gaps poisoned) | band | k | band | ... | band | output | band | output | band | room |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tightrope.budget import Violation
+from tightrope.formats import FORMATS, Array
+from tightrope.layouts import Placement, place
+
+if TYPE_CHECKING:
+    import torch
+
+GUARD = 0x0055  # a subnormal in every format up to 32 bits: a stray `+= 0.0` that flushes shows
+POISON = 0x7FFA  # a NaN in every format
+BAND = 256  # bytes
+ROOM = 1 << 16  # bytes for outputs in the smallest arena
+LINE = 64  # bytes; inputs and outputs start at a multiple of it, plus their offset
+
+
+class MemoryFault(Violation):
+    """The kernel wrote where it must not, or did not write where it must."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One input inside the block. `start` is in bytes and counts the layout's offset."""
+
+    name: str
+    start: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    placement: Placement
+
+    def view(self, block: Array) -> Array:
+        strides = tuple(s * self.dtype.itemsize for s in self.placement.strides)
+        return np.ndarray(self.shape, self.dtype, block, self.start, strides)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What the kernel asked for: bytes [start, stop) of a chunk."""
+
+    chunk: int
+    start: int
+    stop: int
+
+
+class Arena:
+    """The memory of one call."""
+
+    def __init__(self, arrays: Mapping[str, Array], layouts: Mapping[str, str], device: str) -> None:
+        self.sections: dict[str, Section] = {}
+        cursor = BAND
+        for name, array in arrays.items():
+            placement = place(layouts.get(name, "contiguous"), array.shape)
+            start = _aligned(cursor) + placement.offset * array.dtype.itemsize
+            self.sections[name] = Section(name, start, array.dtype, array.shape, placement)
+            cursor = _aligned(cursor) + placement.extent * array.dtype.itemsize + BAND
+        self.inputs_end = _aligned(cursor)
+        self.before = self._fill(arrays)
+        self.device = device
+        self.chunks: list[torch.Tensor] = []
+        self.used: list[int] = []
+        self.allocations: list[Allocation] = []
+
+    def _fill(self, arrays: Mapping[str, Array]) -> Array:
+        room = max(ROOM, 2 * self.inputs_end)
+        block = np.full((self.inputs_end + _aligned(room)) // 2, GUARD, np.uint16)
+        for name, array in arrays.items():
+            section = self.sections[name]
+            size = array.dtype.itemsize
+            first = section.start - section.placement.offset * size
+            gaps = block.view(np.uint8)[first : first + section.placement.extent * size]
+            if array.dtype.name in FORMATS:
+                gaps.view(np.uint16)[:] = POISON
+            else:
+                # an integer may be an index: what a masked lane reads must be harmless
+                block.view(np.uint8)[first - BAND : first + len(gaps) + BAND] = 0
+            section.view(block)[...] = array
+        return block
+
+    def upload(self) -> None:
+        import torch
+
+        memory = torch.from_numpy(self.before.view(np.int16).copy())
+        self.chunks = [memory.to(self.device)]
+        self.used = [self.inputs_end]
+
+    def argument(self, name: str) -> torch.Tensor:
+        """The input as a tensor with its layout's strides."""
+        section = self.sections[name]
+        return _view(self.chunks[0], section.dtype.name, section.shape, section.placement.strides, section.start)
+
+    def allocate(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Poisoned memory between guard bands, as `torch.empty_strided` would give it."""
+        import torch
+
+        extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        size = extent * dtype.itemsize
+        size += size % 2
+        need = _aligned(size) + 2 * BAND
+        if self.used[-1] + need > 2 * self.chunks[-1].numel():
+            words = _aligned(max(need, ROOM) + BAND) // 2
+            self.chunks.append(torch.full((words,), GUARD, dtype=torch.int16, device=self.device))
+            self.used.append(0)
+        start = _aligned(self.used[-1] + BAND)
+        chunk = self.chunks[-1]
+        chunk[start // 2 : (start + size) // 2].fill_(POISON)
+        self.used[-1] = _aligned(start + size) + BAND
+        self.allocations.append(Allocation(len(self.chunks) - 1, start, start + size))
+        return _view(chunk, str(dtype).removeprefix("torch."), shape, strides, start)
+
+    def download(self) -> list[Array]:
+        """Every chunk's used bytes after the call, as uint16 words on the host."""
+        blocks = [c[: (u + 1) // 2].cpu().numpy().view(np.uint16) for c, u in zip(self.chunks, self.used, strict=True)]
+        return blocks
+
+    def owner(self, tensor: torch.Tensor) -> int | None:
+        """The chunk that holds a tensor, None if it lies elsewhere."""
+        pointer = tensor.untyped_storage().data_ptr()
+        for index, chunk in enumerate(self.chunks):
+            if chunk.untyped_storage().data_ptr() == pointer:
+                return index
+        return None
+
+    def check(self, blocks: list[Array], written: Mapping[str, str]) -> None:
+        """Raise MemoryFault unless inputs, gaps and bands are what they were.
+
+        written: inputs that the call may change in place (name -> output's name).
+        """
+        expected = self.before[: self.inputs_end // 2]
+        if written:
+            expected = expected.copy()
+            for name in written:
+                section = self.sections[name]
+                section.view(expected)[...] = section.view(blocks[0])
+        actual = blocks[0][: self.inputs_end // 2]
+        if not np.array_equal(actual, expected):
+            raise MemoryFault(self._blame(2 * int(np.argmax(actual != expected))), law="memory")
+        for allocation in self.allocations:
+            block = blocks[allocation.chunk]
+            before = block[(allocation.start - BAND) // 2 : allocation.start // 2]
+            after = block[allocation.stop // 2 : (allocation.stop + BAND) // 2]
+            for side, band in (("before", before), ("after", after)):
+                if (band != GUARD).any():
+                    raise MemoryFault(
+                        f"guard band {side} an output of {allocation.stop - allocation.start} bytes "
+                        f"was overwritten, {int((band != GUARD).sum()) * 2} bytes of {BAND}",
+                        law="memory",
+                    )
+
+    def _blame(self, byte: int) -> str:
+        for section in self.sections.values():
+            size = section.placement.extent * section.dtype.itemsize
+            first = section.start - section.placement.offset * section.dtype.itemsize
+            if first <= byte < first + size:
+                return f"input {section.name} was changed: byte {byte - first} of its storage"
+            if byte < first:
+                return f"guard band before input {section.name} was overwritten, {first - byte} bytes ahead of it"
+        return "guard band after the last input was overwritten"
+
+
+def unwritten(array: Array) -> int:
+    """How many elements still hold the poison they started with."""
+    if not array.size:
+        return 0
+    words = np.ascontiguousarray(array).view(np.uint16).reshape(array.size, -1)
+    return int((words == POISON).all(axis=1).sum())
+
+
+def _aligned(byte: int) -> int:
+    return -(-byte // LINE) * LINE
+
+
+def _view(memory: torch.Tensor, dtype: str, shape: Any, strides: Any, start: int) -> torch.Tensor:
+    import torch
+
+    kind = getattr(torch, dtype)
+    return torch.as_strided(memory.view(kind), shape, strides, start // kind.itemsize)

@@ -1,0 +1,94 @@
+"""What was about to run, on disk before the launch, so that a killed worker's case is known.
+
+One file a process in the state folder (`.tightrope/`, or $TIGHTROPE_STATE): it is rewritten before
+each launch and emptied after it. A file that is not empty when its process has died names the case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightrope.implementation import Implementation
+
+_context: dict[str, Any] = {}
+_descriptor: int | None = None
+
+
+def state_folder() -> Path:
+    """Where running cases and failures are kept; made on first use."""
+    folder = Path(os.environ.get("TIGHTROPE_STATE", ".tightrope"))
+    folder.mkdir(parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        write_atomically(ignore, "*\n")
+    return folder
+
+
+def worker() -> str:
+    return os.environ.get("PYTEST_XDIST_WORKER", "main")
+
+
+def running_file(name: str | None = None) -> Path:
+    return state_folder() / f"running-{name or worker()}.json"
+
+
+def about(**context: Any) -> None:
+    """Name what is running (law, drawn values); part of every record until it is named anew."""
+    _context.clear()
+    _context.update(context)
+
+
+def record(impl: Implementation, case: Any, **more: Any) -> None:
+    """Write the case to disk. One positioned write: a reader only looks once the writer is dead."""
+    global _descriptor
+    if _descriptor is None:
+        _descriptor = os.open(running_file(), os.O_RDWR | os.O_CREAT, 0o644)
+    text = json.dumps({
+        **_context,
+        "contract": impl.contract_name, "implementation": impl.name, "module": impl.module,
+        "case": impl.contract.to_json(case), **more,
+    }).encode()  # fmt: skip
+    os.pwrite(_descriptor, text, 0)
+    os.ftruncate(_descriptor, len(text))
+
+
+def clear() -> None:
+    if _descriptor is not None:
+        os.ftruncate(_descriptor, 0)
+
+
+def lost(impl: Implementation, case: Any, error: BaseException) -> None:
+    """The device is gone: keep the case and, in a worker, make room for a fresh one."""
+    record(impl, case, error=str(error).splitlines()[0])
+    if worker() != "main":
+        os._exit(70)
+
+
+def last(name: str) -> Mapping[str, Any] | None:
+    """What a dead worker was running, or None."""
+    try:
+        return json.loads(running_file(name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new one, also on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,155 @@
+"""The command line: `tightrope run | list | replay | doctor | bench`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from tightrope import __version__, workers
+
+LAWS = "tightrope.properties"
+INTERPRETER_SECONDS = 60.0  # what `dev` may take where kernels are interpreted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (pytest's where pytest ran)."""
+    arguments, extra = _split(sys.argv[1:] if argv is None else list(argv))
+    options = _parser().parse_args(arguments)
+    options.extra = extra
+    try:
+        return int(options.do(options))
+    except KeyboardInterrupt:
+        return 2
+    except (ImportError, LookupError, ValueError, OSError, RuntimeError) as error:
+        print(f"tightrope: {error}", file=sys.stderr)
+        return 4
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands behind `--` goes to pytest as it is."""
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    return words, []
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="tightrope", description=__import__("tightrope").__doc__)
+    top.add_argument("--version", action="version", version=f"tightrope {__version__}")
+    verbs = top.add_subparsers(required=True, metavar="run | list | replay | doctor | bench")
+    run = verbs.add_parser("run", help="check implementations against every law of their contracts")
+    run.set_defaults(do=do_run)
+    run.add_argument("--profile", choices=("dev", "ci", "nightly"), default="dev")
+    run.add_argument("--examples", type=int, metavar="N", help="examples a law, in place of the profile's")
+    run.add_argument("--no-shrink", action="store_true", help="report the first failure found, as drawn")
+    run.add_argument("--max-seconds", type=float, metavar="N", help="share N seconds over the laws; 0: no limit")
+    run.add_argument("--report", metavar="FILE", help="write results to FILE (JSON)")
+    run.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only matching laws (pytest's -k)")
+    run.add_argument("--seed", type=int, metavar="N", help="Hypothesis's seed")
+    replay = verbs.add_parser("replay", help="run the failures of a report again, exactly")
+    replay.set_defaults(do=do_replay)
+    replay.add_argument("file", help="a report, or a failure file that a run named")
+    replay.add_argument("--only", default="", metavar="TEXT", help="only failures whose name contains TEXT")
+    for verb in (run, replay):
+        verb.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
+        verb.add_argument("--dtype", action="append", default=[], metavar="DTYPE")
+        verb.add_argument("--device", choices=("cuda", "cpu"))
+        verb.add_argument("--require-gpu", action="store_true")
+        verb.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core, at most 16)")
+    listing = verbs.add_parser("list", help="contracts, implementations and their limits")
+    listing.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
+    listing.set_defaults(do=do_list)
+    doctor = verbs.add_parser("doctor", help="what this machine can and cannot prove")
+    doctor.set_defaults(do=do_doctor)
+    bench = verbs.add_parser("bench", help="speed against peers, in one run, on a GPU")
+    bench.add_argument("operation", choices=("rope",))
+    bench.add_argument("--json", metavar="FILE")
+    bench.add_argument("--sweep", action="store_true", help="time every configuration too")
+    bench.set_defaults(do=do_bench)
+    return top
+
+
+def do_run(options: argparse.Namespace) -> int:
+    command = _pytest(options, ["--pyargs", LAWS])
+    seconds = options.max_seconds
+    if seconds is None and options.profile == "dev" and not options.examples and _interpreted(options):
+        seconds = INTERPRETER_SECONDS
+    if seconds:
+        command.append(f"--tightrope-max-seconds={seconds:g}")
+    command.append(f"--tightrope-profile={options.profile}")
+    if options.examples:
+        command.append(f"--tightrope-examples={options.examples}")
+    if options.no_shrink:
+        command.append("--tightrope-no-shrink")
+    if options.report:
+        command.append(f"--tightrope-report={options.report}")
+    if options.keyword:
+        command += ["-k", options.keyword]
+    if options.seed is not None:
+        command.append(f"--hypothesis-seed={options.seed}")
+    return _execute(command + options.extra)
+
+
+def do_replay(options: argparse.Namespace) -> int:
+    from tightrope.replay import read, targets
+
+    failed = read(options.file, options.only)
+    specs, files = targets(failed)
+    options.impl = options.impl or specs
+    options.workers = options.workers or 1
+    command = _pytest(options, ["--pyargs", *(f"{LAWS}.{stem}" for stem in files)])
+    if options.only:
+        command += ["-k", " or ".join(k.split("[")[-1].rstrip("]") for k in failed)]
+    return _execute([*command, f"--tightrope-replay={options.file}", *options.extra])
+
+
+def _interpreted(options: argparse.Namespace) -> bool:
+    return options.device == "cpu" or not (options.require_gpu or workers.visible_gpus())
+
+
+def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
+    """The pytest command that the options of `run` and `replay` stand for."""
+    command = [sys.executable, "-m", "pytest", "-p", "tightrope.plugin", *what, "-q", "--tb=short", "-rN"]
+    count = options.workers or workers.workers(getattr(options, "profile", "dev"))
+    if count > 1:
+        command += ["-n", str(count)]
+    command += [f"--tightrope-impl={i}" for i in options.impl]
+    command += [f"--tightrope-dtype={d}" for d in options.dtype]
+    if options.device:
+        command.append(f"--tightrope-device={options.device}")
+    if options.require_gpu:
+        command.append("--tightrope-require-gpu")
+    return command
+
+
+def _execute(command: list[str]) -> int:
+    print("$", shlex.join(["python", *command[1:]]), flush=True)
+    environment = {**os.environ, "TIGHTROPE_BEGAN": str(time.time())}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def do_list(options: argparse.Namespace) -> int:
+    from tightrope.device import prepare
+    from tightrope.listing import listing
+    from tightrope.subjects import chosen, under_test
+
+    prepare()
+    listing(under_test(chosen(options.impl, ())))
+    return 0
+
+
+def do_doctor(options: argparse.Namespace) -> int:
+    from tightrope.doctor import examine
+
+    return examine()
+
+
+def do_bench(options: argparse.Namespace) -> int:
+    from tightrope.bench import bench_rope
+
+    return bench_rope(json_file=options.json, sweep=options.sweep)

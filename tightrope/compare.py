@@ -1,0 +1,82 @@
+"""How laws compare two calls of one kernel: bitwise, or within what both budgets allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tightrope import ledger
+from tightrope.budget import Budget, Violation
+from tightrope.device import current
+from tightrope.formats import Array, widen
+
+
+def budgets(impl: Any, case: Any, inputs: Mapping[str, Array]) -> dict[str, Budget]:
+    """The budgets of a call under what the implementation promises."""
+    found: dict[str, Budget] = impl.contract.budget(case, inputs, impl.promise(case, current()))
+    return found
+
+
+def reach(budget: Budget) -> Array:
+    """A bound on |out - exact|, the last rounding included; inf where out may overflow."""
+    largest = np.abs(budget.expected) + budget.bound + budget.oracle
+    far = budget.bound + budget.oracle + budget.format.half_ulp(largest)
+    return np.where(largest >= budget.format.largest, np.inf, far)
+
+
+def prescribed(budget: Budget) -> bool:
+    """Whether the declared arithmetic leaves one possible value for every element."""
+    return budget.replay is not None and not np.any(budget.replay.radius)
+
+
+def same_bits(name: str, a: Array, b: Array, story: str) -> None:
+    """Demand the same bits; raises Violation naming the first element that differs."""
+    __tracebackhide__ = True
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise Violation(f"{name}: {a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}: {story}")
+    bits = np.uint8 if a.size == 0 else np.dtype(f"u{a.dtype.itemsize}")
+    x, y = np.ascontiguousarray(a).view(bits), np.ascontiguousarray(b).view(bits)
+    differ = np.flatnonzero(x != y)
+    if differ.size:
+        at = np.unravel_index(int(differ[0]), a.shape)
+        index = ", ".join(str(int(i)) for i in at)
+        raise Violation(
+            f"{name}[{index}] is {widen(a)[at]:.9g} and {widen(b)[at]:.9g}: {story}, bit for bit; "
+            f"{differ.size} of {a.size} elements differ",
+            output=name, wrong=int(differ.size), size=int(a.size),
+        )  # fmt: skip
+
+
+def within(name: str, difference: Array, limit: Array, story: str) -> None:
+    """Demand |difference| <= limit elementwise; records the share of the limit that was used."""
+    __tracebackhide__ = True
+    limit = np.broadcast_to(np.asarray(limit, np.float64), difference.shape)
+    if difference.size == 0:
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(difference == 0, 0.0, np.abs(difference) / limit)
+        share = np.where(np.isinf(limit), 0.0, np.where(np.isnan(share), np.inf, share))
+    worst = int(np.argmax(share))
+    ledger.spend(name, float(share.ravel()[worst]))
+    if share.ravel()[worst] > 1:
+        index = ", ".join(str(int(i)) for i in np.unravel_index(worst, share.shape))
+        raise Violation(
+            f"{name}[{index}]: {story}; off by {abs(difference.ravel()[worst]):.3e}, allowed "
+            f"{limit.ravel()[worst]:.3e} (share {share.ravel()[worst]:.3g}); "
+            f"{int((share > 1).sum())} of {share.size} elements",
+            output=name, share=float(share.ravel()[worst]), wrong=int((share > 1).sum()), size=int(share.size),
+        )  # fmt: skip
+
+
+def same_value(name: str, a: Array, b: Array, budget: Budget, story: str) -> None:
+    """Demand that two calls with one exact result agree.
+
+    Bit for bit where every rounding is declared; otherwise within twice the budget's reach.
+    """
+    __tracebackhide__ = True
+    if prescribed(budget):
+        same_bits(name, a, b, story)
+    else:
+        within(name, widen(a) - widen(b), 2 * reach(budget), story)

@@ -1,0 +1,110 @@
+"""The controlling process of a run: gathers results, prints tables, writes the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightrope import blackbox
+from tightrope.plugin import STATE
+from tightrope.results import SCHEMA
+
+REWRITE = 5.0  # seconds between two writes of a growing report
+
+
+class Controller:
+    """Registered as a plugin in the process that talks to the user, with xdist or without."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.state = config.stash[STATE]
+        self.results = self.state.results
+        self.path = config.getoption("--tightrope-report")
+        self.written = time.monotonic()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        if self.state.end is not None:
+            node.workerinput["tightrope_end"] = self.state.end
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
+        """A worker died: say which case it was running."""
+        name = report.nodeid and getattr(report, "node", None)
+        worker = getattr(getattr(name, "gateway", None), "id", "")
+        case = blackbox.last(worker) if worker else None
+        if case is None:
+            return
+        key = _key(crashitem)
+        message = case.get("error") or "the process died"
+        data = {
+            "law": case.get("law", ""), "contract": case["contract"], "implementation": case["implementation"],
+            "module": case["module"], "dtype": case["case"].get("dtype", ""), "outcome": "failed", "cases": 1,
+            "failure": {
+                "kind": "Crash", "message": message, "detail": {},
+                "drawn": {**_extra(case), "case": {"case": case["case"]}},
+            },
+        }  # fmt: skip
+        from tightrope.results import failure_file
+
+        path = failure_file(key)
+        blackbox.write_atomically(path, json.dumps({"schema": SCHEMA, "results": {key: data}}, indent=1))
+        self.results[key] = data
+        report.longrepr = (
+            f"{report.longrepr}\n{message}\n  case = {case['case']}\nreplay: tightrope replay {path}"
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup" and report.skipped and "law" in report.keywords:
+            self.results[_key(report.nodeid)] = {"outcome": "not applicable"}
+        if report.when != "call":
+            return
+        for name, value in report.user_properties:
+            if name == "tightrope":
+                data = json.loads(str(value))
+                self.results[data.pop("key")] = data
+        if self.path and time.monotonic() - self.written > REWRITE:
+            self.write()
+
+    def write(self) -> None:
+        from tightrope.environment import environment
+
+        text = json.dumps(
+            {"schema": SCHEMA, "environment": environment(), "seconds": round(time.time() - self.state.started, 1),
+             "results": self.results}, indent=1,
+        )  # fmt: skip
+        blackbox.write_atomically(Path(self.path), text + "\n")
+        self.written = time.monotonic()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.results:
+            from tightrope.tables import summary
+
+            terminalreporter.section("tightrope")
+            for line in summary(self.results, terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False):
+                terminalreporter.write_line(line)
+        if self.path:
+            terminalreporter.write_line(f"report: {self.path}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.path:
+            self.write()
+        if self.config.getoption("--tightrope-require-gpu") and session.exitstatus == 0:
+            ran = [r for r in self.results.values() if r["outcome"] in ("passed", "failed")]
+            if not ran or any(r.get("device", "").startswith("Triton interpreter") for r in ran):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _key(nodeid: str) -> str:
+    path, _, name = nodeid.partition("::")
+    return f"{Path(path).stem}::{name}"
+
+
+def _extra(case: Any) -> dict[str, Any]:
+    known = {"law", "contract", "implementation", "module", "case", "error"}
+    return {k: v for k, v in case.items() if k not in known}

@@ -1,0 +1,203 @@
+"""The one place where arrays cross between host and device: one upload, one launch, one download."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tightrope import blackbox
+from tightrope.arena import Arena, MemoryFault, unwritten
+from tightrope.arithmetic import Device
+from tightrope.budget import Violation
+from tightrope.formats import FORMATS, Array
+
+if TYPE_CHECKING:
+    import torch
+
+    from tightrope.implementation import Implementation
+
+STICKY = re.compile(
+    r"illegal memory access|misaligned address|device-side assert|unspecified launch failure|"
+    r"illegal instruction|hardware stack error|invalid program counter|illegal address",
+    re.IGNORECASE,
+)
+
+
+class DeviceLost(RuntimeError):
+    """A CUDA error after which no kernel of this process can be trusted."""
+
+
+def prepare(kind: str | None = None) -> Device:
+    """Choose the device for this process and, on a CPU, make Triton's interpreter faithful.
+
+    kind: "cuda", "cpu" or None (a GPU if there is one). Raises RuntimeError if a GPU is asked for and
+    there is none, or if Triton was imported too early to be interpreted.
+    """
+    wanted = kind or os.environ.get("TIGHTROPE_DEVICE") or None
+    if wanted:
+        os.environ["TIGHTROPE_DEVICE"] = wanted
+    return current()
+
+
+@cache
+def current() -> Device:
+    """The device of this process; decided once."""
+    import torch
+
+    wanted = os.environ.get("TIGHTROPE_DEVICE", "")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device is visible to this process, and one was asked for")
+    if wanted == "cuda" or (not wanted and torch.cuda.is_available()):
+        major, minor = torch.cuda.get_device_capability()
+        return Device("cuda", torch.cuda.get_device_name(), (major, minor))
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    from tightrope.interpreter import install
+
+    torch.set_num_threads(1)  # tensors are small: threads only get in one another's way
+    install()
+    return Device("cpu", "Triton interpreter on the CPU", None, interpreted=True)
+
+
+@cache
+def _accepted(fn: Callable[..., Any]) -> frozenset[str] | None:
+    """Keyword names that a function takes; None if it takes any."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def _keywords(fn: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the function wants them: dtypes as torch dtypes; off-switches only if it has them."""
+    import torch
+
+    known, out = _accepted(fn), {}
+    for name, value in options.items():
+        if known is not None and name not in known and (value is None or value is False):
+            continue
+        out[name] = getattr(torch, value) if name.endswith("dtype") and isinstance(value, str) else value
+    return out
+
+
+@cache
+def _watcher() -> Any:
+    """The class of a mode in which `torch.empty` and its kin give poisoned, guarded memory."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    factories = {
+        torch.empty, torch.empty_like, torch.empty_strided,
+        torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
+    }  # fmt: skip
+
+    class Watcher(TorchFunctionMode):
+        def __init__(self, arena: Arena) -> None:
+            super().__init__()
+            self.arena = arena
+            self.home = torch.device(arena.device).type
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func not in factories:
+                return func(*args, **kwargs)
+            default = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
+            if torch.device(kwargs.get("device") or default).type != self.home:
+                return func(*args, **kwargs)
+            meta = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
+            return self.arena.allocate(tuple(meta.shape), meta.stride(), meta.dtype)
+
+    return Watcher
+
+
+def run(
+    impl: Implementation, case: Any, inputs: Mapping[str, Any], layouts: Mapping[str, str] | None = None
+) -> dict[str, Array]:
+    """Call an implementation on a case inside an arena; output name -> NumPy array in its own dtype.
+
+    layouts: argument -> layout name, in place of the case's (an empty mapping: all contiguous).
+    Raises MemoryFault (guard bands, changed inputs, unwritten outputs), Violation (wrong outputs by
+    count, type, shape or dtype), DeviceLost, and whatever the implementation raises.
+    """
+    spec, device = impl.contract, current()
+    blackbox.record(impl, case)
+    arena = Arena(inputs, spec.layouts(case) if layouts is None else layouts, device.kind)
+    try:
+        arena.upload()
+        arguments = {name: arena.argument(name) for name in inputs}
+        with _watcher()(arena):
+            returned = impl.fn(*arguments.values(), **_keywords(impl.fn, spec.options(case)))
+        tensors = _named(impl, returned)
+        blocks = arena.download()
+        in_place = spec.in_place(case)
+        outputs = {n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()}
+    except Exception as error:
+        if STICKY.search(str(error)):
+            blackbox.lost(impl, case, error)
+            raise DeviceLost(str(error).splitlines()[0]) from error
+        raise
+    arena.check(blocks, {arg: out for out, arg in in_place.items()})
+    blackbox.clear()
+    return outputs
+
+
+def _named(impl: Implementation, returned: Any) -> dict[str, torch.Tensor]:
+    """The outputs by name; a Violation explains anything that is not the tensors promised."""
+    import torch
+
+    names = impl.outputs
+    values = returned if isinstance(returned, tuple | list) else (returned,)
+    if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
+        kinds = ", ".join(type(v).__name__ for v in values)
+        raise Violation(f"{impl.name} returned ({kinds}), expected tensors ({', '.join(names)})")
+    return dict(zip(names, values, strict=True))
+
+
+def _fetch(
+    name: str, tensor: torch.Tensor, arena: Arena, blocks: list[Array],
+    arguments: Mapping[str, torch.Tensor], argument: str | None,
+) -> Array:  # fmt: skip
+    """One output on the host, after checking where it lives and that all of it was written."""
+    chunk = arena.owner(tensor)
+    inside_inputs = chunk == 0 and tensor.storage_offset() * tensor.itemsize < arena.inputs_end
+    if argument is not None:
+        same = arguments[argument]
+        if tensor.data_ptr() != same.data_ptr() or tensor.stride() != same.stride():
+            raise MemoryFault(f"in place, {name} must be the argument {argument} itself", law="memory")
+    elif inside_inputs and tensor.numel():
+        raise MemoryFault(f"{name} shares memory with an input, but the call is not in place", law="memory")
+    if chunk is None:
+        return to_numpy(tensor)
+    dtype = numpy_dtype(tensor)
+    strides = tuple(s * dtype.itemsize for s in tensor.stride())
+    offset = tensor.storage_offset() * dtype.itemsize
+    array = np.ndarray(tuple(tensor.shape), dtype, blocks[chunk], offset if tensor.numel() else 0, strides).copy()
+    missing = 0 if argument is not None else unwritten(array)
+    if missing:
+        raise MemoryFault(f"{missing} of {array.size} elements of {name} were never written", law="memory")
+    return array
+
+
+def numpy_dtype(tensor: torch.Tensor) -> np.dtype:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return FORMATS[name].dtype if name in FORMATS else np.dtype(name)
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """A tensor's bits on the host, bfloat16 as ml_dtypes.bfloat16."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(numpy_dtype(tensor))
+    return plain.numpy()

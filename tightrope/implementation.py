@@ -1,0 +1,125 @@
+"""Implementations: functions under test, what they support and what they promise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from tightrope.arithmetic import Arithmetic, Device
+from tightrope.contract import Contract, contract
+from tightrope.limits import Limits, check_limits
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Promise = Arithmetic | Callable[[Any, Device], Arithmetic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One function that claims to meet a contract. `source` is the decorator's file and line."""
+
+    contract_name: str
+    name: str
+    fn: Callable[..., Any]
+    limits: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    where: tuple[str, ...] = ()
+    arithmetic: Promise | None = None
+    returns: tuple[str, ...] | None = None
+    module: str = ""
+    source: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.contract_name}: {self.id}>"
+
+    @property
+    def contract(self) -> Contract:
+        return contract(self.contract_name)
+
+    @property
+    def id(self) -> str:
+        """`acme-bfloat16` once it is narrowed to one dtype, `acme` before."""
+        dtypes = self.limits.get("dtype", ())
+        return f"{self.name}-{next(iter(dtypes))}" if len(dtypes) == 1 else self.name
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.returns or self.contract.outputs
+
+    def narrow(self, limits: Mapping[str, Collection[Any]], where: Collection[str] = ()) -> Implementation | None:
+        """The same function on fewer cases; None if none is left."""
+        left = self.contract.limits(self.limits, self.where).narrowed(limits, where)
+        return None if left is None else replace(self, limits=left.given, where=tuple(sorted(left.where)))
+
+    def allowed(self) -> Limits:
+        return self.contract.limits(self.limits, self.where)
+
+    def promise(self, case: Any, device: Device) -> Arithmetic:
+        """Its arithmetic over the contract's defaults for strangers."""
+        given = self.arithmetic(case, device) if callable(self.arithmetic) else self.arithmetic
+        return (given or Arithmetic()).over(self.contract.stages)
+
+    @property
+    def stranger(self) -> bool:
+        """Whether it promises nothing, so that only the worst case of a float32 kernel is checked."""
+        return self.arithmetic is None
+
+    def __call__(self, case: Any, inputs: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+        """Upload, launch, download: output name -> NumPy array. See tightrope.device.run."""
+        from tightrope.device import run
+
+        return run(self, case, self.contract.inputs(case) if inputs is None else inputs, **changes)
+
+
+_REGISTERED: dict[tuple[str, str], Implementation] = {}
+
+
+def implements(
+    name_of_contract: str, *, name: str, where: Collection[str] = (), returns: tuple[str, ...] | None = None,
+    arithmetic: Promise | None = None, **limits: Any,
+) -> Callable[[Function], Function]:  # fmt: skip
+    """Put a function under test for a contract; the function itself is returned unchanged.
+
+    Limits are tuples of values or ranges (`head_dim=(64, 128)`), or under `where` names of relations
+    (`out_dtype=input`). Nothing is looked up here: names are resolved when tests are collected, and a
+    wrong one is reported with this decorator's file and line. Raises ValueError if the pair
+    (contract, name) is taken by another function.
+    """
+    frame = inspect.stack()[1]
+    source = f"{frame.filename}:{frame.lineno}"
+
+    def register(fn: Function) -> Function:
+        key = (name_of_contract, name)
+        old = _REGISTERED.get(key)
+        if old is not None and old.source != source:
+            raise ValueError(f"{name_of_contract}: {name!r} is registered twice, at {old.source} and {source}")
+        _REGISTERED[key] = Implementation(
+            contract_name=name_of_contract, name=name, fn=fn, limits=limits, where=tuple(where),
+            returns=returns, arithmetic=arithmetic, module=fn.__module__, source=source,
+        )  # fmt: skip
+        return fn
+
+    return register
+
+
+def resolve(impl: Implementation) -> Implementation:
+    """Check every name an implementation uses; raises ValueError with the decorator's place."""
+    try:
+        spec = contract(impl.contract_name)
+        check_limits(spec.domain, impl.limits, spec.relations, impl.where)
+        unknown = set(impl.returns or ()) - set(spec.outputs)
+        if unknown:
+            raise ValueError(f"unknown output {unknown.pop()!r}; known: {', '.join(spec.outputs)}")
+        if isinstance(impl.arithmetic, Arithmetic):
+            impl.arithmetic.over(spec.stages)
+    except (LookupError, ValueError) as error:
+        raise ValueError(f"{impl.source}: implementation {impl.name!r}: {error.args[0]}") from None
+    return impl
+
+
+def registered(module: str | None = None) -> list[Implementation]:
+    """Everything registered so far, or what `module` (and the modules below it) registered."""
+    found = list(_REGISTERED.values())
+    if module is None:
+        return found
+    return [i for i in found if f"{i.module}.".startswith(f"{module}.")]

@@ -1,0 +1,53 @@
+"""What is in force: the installed settings, this launch's contraction, Triton's own functions.
+
+The interpreter of Triton is global to the process and not thread-safe; so is this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One install: the dot model, and contraction (None: Triton's default)."""
+
+    dot: str
+    contract: bool | None
+
+
+@dataclass
+class State:
+    installed: list[Settings] = field(default_factory=list)
+    original: dict[tuple[Any, str], Callable[..., Any]] = field(default_factory=dict)
+    fuse: bool = False
+    prepared: set[tuple[int, ...]] | None = None
+
+
+STATE = State()
+
+
+def contraction(requested: bool | None) -> bool:
+    """Whether a launch that asked for `requested` contracts, by Triton's own precedence."""
+    knobs = triton.knobs.language
+    if getattr(knobs, "force_disable_fp_fusion", False):  # newer than 3.7
+        return False
+    if requested is None:
+        requested = STATE.installed[-1].contract
+    return bool(knobs.default_fp_fusion if requested is None else requested)
+
+
+@contextmanager
+def launching(requested: bool | None) -> Iterator[None]:
+    """The state of one launch; restored afterwards."""
+    before = STATE.fuse, STATE.prepared
+    STATE.fuse, STATE.prepared = contraction(requested), set()
+    try:
+        yield
+    finally:
+        STATE.fuse, STATE.prepared = before

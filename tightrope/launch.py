@@ -1,0 +1,75 @@
+"""Launching a Triton kernel over and over with little host time; all that kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import triton
+
+from tightrope.compiles import watch
+
+
+def interpreted(kernel: Any) -> bool:
+    """Whether TRITON_INTERPRET was set when `kernel` was decorated."""
+    return not isinstance(kernel, triton.JITFunction)
+
+
+def capability(kernel: Any, device: torch.device) -> tuple[int, int] | None:
+    """(major, minor) of the GPU, None for the interpreter; the key of every config table.
+
+    Raises ValueError for a device that the kernel cannot run on.
+    """
+    if interpreted(kernel):
+        return None
+    if device.type != "cuda":
+        raise ValueError(
+            f"device: expected cuda, or TRITON_INTERPRET=1 before import, got {device}"
+        )
+    return torch.cuda.get_device_capability(device)
+
+
+def aligned(unit: int, tensors: Iterable[torch.Tensor], lengths: Iterable[int]) -> bool:
+    """Whether rows are contiguous and start, like the lengths, at multiples of `unit` elements.
+
+    That is what metadata can tell; addresses are known at the call.
+    """
+    return not any(n % unit for n in lengths) and all(
+        t.stride(-1) == 1 and not any(s % unit for s in t.stride()[:-1]) for t in tensors
+    )
+
+
+def launcher(
+    kernel: Any,
+    device: torch.device,
+    programs: int,
+    numbers: tuple[int, ...],
+    constants: Mapping[str, Any],
+    num_warps: int,
+) -> Callable[..., None]:
+    """`launch(*tensors)` for one compiled form of a kernel(tensors, numbers, constants).
+
+    The first call goes through Triton's JIT; later ones go to the compiled kernel with bare
+    addresses, which skips the JIT's look at every argument. So the kernel must not specialize on
+    any, its numbers must be annotated with their types, and later tensors have the first ones'
+    dtypes. Products are not fused into sums. Nothing is launched for 0 programs.
+    """
+    watch(kernel)
+    grid = (programs, 1, 1)
+    rest = (*numbers, *constants.values())
+    compiled: Callable[..., None] | None = None
+    index = device.index if device.type == "cuda" else None
+
+    def launch(*tensors: torch.Tensor) -> None:
+        nonlocal compiled
+        if index is not None and index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                return launch(*tensors)
+        if compiled is not None:
+            compiled(*[t.data_ptr() for t in tensors], *rest)
+        elif programs:
+            made = kernel[grid](*tensors, *rest, num_warps=num_warps, enable_fp_fusion=False)
+            compiled = None if made is None else made[grid]  # the interpreter makes nothing
+
+    return launch

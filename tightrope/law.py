@@ -1,0 +1,164 @@
+"""Laws: ordinary pytest functions `law(impl, case, ...)` that run for every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tightrope import blackbox, ledger
+from tightrope.budget import Violation, judge
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "dev": {"max_examples": 25},
+    "ci": {"max_examples": 100, "derandomize": True, "database": None},
+    "nightly": {"max_examples": 2000},
+}
+chosen: dict[str, Any] = dict(PROFILES["dev"])  # the plugin changes it before laws are imported
+
+
+def choose(profile: str, examples: int | None = None, shrink: bool = True) -> None:
+    """Set what laws that are defined from now on run with.
+
+    examples: in place of the profile's. shrink: whether a failure is made smaller before it is told.
+    """
+    from hypothesis import Phase
+
+    chosen.clear()
+    chosen.update(PROFILES[profile])
+    if examples:
+        chosen["max_examples"] = examples
+    phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
+    chosen["phases"] = (*phases, Phase.shrink) if shrink else phases
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law's terms: contracts it holds for, limits it narrows them to, what it draws."""
+
+    name: str
+    contracts: tuple[str, ...]
+    limits: Mapping[str, Collection[Any]]
+    where: tuple[str, ...]
+    drawn: Mapping[str, Any]
+    body: Callable[..., None]
+
+    def run(self, impl: Any, draw: Callable[[Any, str], Any]) -> None:
+        """One case: draw, note, check. `draw(strategy, label)` is Hypothesis's or a recording."""
+        book = ledger.opened()
+        values = {"case": draw(strategy(impl), "case")}
+        for label, drawn in self.drawn.items():
+            chosen = drawn(values["case"]) if callable(drawn) and not hasattr(drawn, "example") else drawn
+            values[label] = draw(chosen, label)
+        if book.time_is_up():  # after drawing: Hypothesis wants every case drawn alike
+            raise ledger.OutOfTime
+        book.begin(values)
+        blackbox.about(law=self.name, **{k: v for k, v in values.items() if k != "case"})
+        try:
+            self.body(impl, **values)
+        except Exception:
+            book.failed = True
+            raise
+
+
+_strategies: dict[int, tuple[Any, Any]] = {}
+
+
+def strategy(impl: Any) -> Any:
+    """The strategy of cases that an implementation supports; built once an implementation."""
+    key = id(impl)
+    if key not in _strategies or _strategies[key][0] is not impl:
+        _strategies[key] = (impl, impl.contract.cases(impl.allowed()))
+    return _strategies[key][1]
+
+
+def holds_for(
+    *contracts: str, limits: Mapping[str, Collection[Any]] | None = None,
+    where: Collection[str] = (), **drawn: Any,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
+    """Turn `law(impl, case, **drawn)` into a test of every implementation of the contracts.
+
+    No contract means all of them. limits and where narrow the cases; an implementation that has none
+    of these cases is shown as not applicable. drawn: label -> strategy, or case -> strategy.
+    """
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    patient = settings(
+        deadline=None,  # kernels compile on first use
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        report_multiple_bugs=False,
+        print_blob=False,
+        **chosen,
+    )
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        terms = Law(body.__name__, contracts, limits or {}, tuple(where), drawn, body)
+
+        def test(impl: Any, data: Any) -> None:
+            __tracebackhide__ = True
+            terms.run(impl, lambda chosen, label: data.draw(chosen, label=label))
+
+        test.__name__ = test.__qualname__ = body.__name__
+        test.__doc__, test.__module__ = body.__doc__, body.__module__
+        wrapped: Any = patient(given(data=st.data())(test))
+        wrapped.tightrope_law = terms
+        return wrapped  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def check(name: str, actual: Any, budget: Any, exact: Any = None) -> float:
+    """Demand that an output is within its budget; records and returns the share spent.
+
+    Raises Violation with the worst element, its exact value and the budget term by term.
+    """
+    __tracebackhide__ = True
+    verdict = judge(name, actual, budget, exact)
+    book = ledger.opened()
+    book.spend(name, verdict.share)
+    book.settled += verdict.settled
+    if not verdict.ok:
+        raise Violation(verdict.message, **verdict.detail)
+    return verdict.share
+
+
+def check_case(impl: Any, case: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """Demand that all outputs of a call are within the budgets of its contract and arithmetic.
+
+    On failure the message says which known mistake the outputs agree with, if one does.
+    """
+    __tracebackhide__ = True
+    from tightrope.device import current
+
+    spec = impl.contract
+    budgets = spec.budget(case, inputs, impl.promise(case, current()))
+    try:
+        for name in impl.outputs:
+            check(name, outputs[name], budgets[name], lambda at, name=name: spec.exact(case, inputs, name, at))
+    except Violation as violation:
+        diagnosis = diagnose(impl, case, inputs, outputs, budgets)
+        if diagnosis:
+            raise Violation(f"{violation}\n{diagnosis}", **violation.detail, diagnosis=diagnosis) from None
+        raise
+    ledger.weigh({n: budgets[n] for n in impl.outputs}, spec.nulls(case, inputs))
+
+
+def diagnose(impl: Any, case: Any, inputs: Any, outputs: Mapping[str, Any], budgets: Any) -> str:
+    """The first known mistake that explains every output, as a sentence; empty if none does."""
+    for sentence, others in impl.contract.alternatives(case, inputs):
+        agree = all(agrees(outputs[n], others[n]) for n in others if n in outputs)
+        if agree and others:
+            return f"It computes what this would: {sentence}."
+    return ""
+
+
+def agrees(actual: Any, other: Any) -> bool:
+    """Whether two outputs differ by less than one unit in the last place nearly everywhere."""
+    from tightrope.formats import FORMATS, widen
+
+    fmt = FORMATS[actual.dtype.name]
+    a, b = widen(actual), widen(other)
+    if a.shape != b.shape:
+        return False
+    return bool((abs(a - b) <= fmt.ulp(abs(a) + abs(b))).all())

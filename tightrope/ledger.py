@@ -1,0 +1,111 @@
+"""What one law has drawn, spent and found. The plugin opens a ledger around each test."""
+
+from __future__ import annotations
+
+import time
+import unittest
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightrope.formats import Array
+
+UNINFORMATIVE_SHARE = 0.05  # of a law's judged cases; more of them is a failure
+
+
+class OutOfTime(unittest.SkipTest):
+    """This law's share of --max-seconds is spent. A kind of skip: Hypothesis lets these through."""
+
+
+@dataclass
+class Ledger:
+    """cases: how many were run. empty: of these, without an element to judge.
+
+    informative / uninformative: cases whose budget rejects / accepts a null model.
+    worst: output -> (share, drawn). covered: field -> value -> how many cases.
+    """
+
+    axes: tuple[str, ...] = ()
+    deadline: float | None = None  # seconds since the epoch, as `end`
+    end: float | None = None
+    drawn: dict[str, Any] = field(default_factory=dict)
+    cases: int = 0
+    empty: int = 0
+    informative: int = 0
+    uninformative: int = 0
+    settled: int = 0
+    worst: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    covered: dict[str, Counter[str]] = field(default_factory=dict)
+    failed: bool = False
+    out_of_time: bool = False
+    diagnosis: str = ""
+
+    def begin(self, drawn: dict[str, Any]) -> None:
+        """Count one case and the values of its fields."""
+        self.drawn = drawn
+        self.cases += 1
+        case = drawn.get("case")
+        for axis in self.axes:
+            self.covered.setdefault(axis, Counter())[str(getattr(case, axis))] += 1
+
+    def spend(self, output: str, share: float) -> None:
+        if share >= self.worst.get(output, (-1.0, {}))[0]:
+            self.worst[output] = (share, self.drawn)
+
+    def time_is_up(self) -> bool:
+        """Whether to stop here; never while a failure is shrunk.
+
+        The first case is allowed beyond the law's own `deadline`, but not beyond the run's `end`.
+        """
+        limit = self.deadline if self.cases else self.end
+        if limit is None or self.failed:
+            return False
+        self.out_of_time = time.time() > limit
+        return self.out_of_time
+
+    def too_uninformative(self) -> bool:
+        judged = self.informative + self.uninformative
+        return self.uninformative > UNINFORMATIVE_SHARE * judged and self.uninformative > 1
+
+
+_open: ContextVar[Ledger | None] = ContextVar("tightrope_ledger", default=None)
+
+
+def opened() -> Ledger:
+    """The ledger of the running law; outside of a law, one that nobody reads."""
+    return _open.get() or Ledger()
+
+
+def spend(output: str, share: float) -> None:
+    opened().spend(output, share)
+
+
+def weigh(budgets: Mapping[str, Any], nulls: Mapping[str, Mapping[str, Array]]) -> bool:
+    """Record whether this case can tell a right kernel from one that does nothing useful.
+
+    budgets: output -> Budget. nulls: model -> output -> array. A case without elements is empty.
+    """
+    ledger = opened()
+    if all(b.expected.size == 0 for b in budgets.values()):
+        ledger.empty += 1
+        return True
+    fooled = any(
+        all(budgets[name].accepts(array) for name, array in outputs.items()) for outputs in nulls.values()
+    )
+    if fooled:
+        ledger.uninformative += 1
+    else:
+        ledger.informative += 1
+    return not fooled
+
+
+def uninformative_law(book: Ledger) -> None:
+    """Raise Violation: too many of a law's cases could not have failed."""
+    from tightrope.budget import Violation
+
+    raise Violation(
+        f"{book.uninformative} of {book.informative + book.uninformative} cases are uninformative: their "
+        f"budget would also accept a model that does nothing useful (allowed: {UNINFORMATIVE_SHARE:.0%})"
+    )

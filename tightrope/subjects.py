@@ -1,0 +1,95 @@
+"""Which implementations are under test, and on which laws, contracts and dtypes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from tightrope.contract import contract, names
+from tightrope.implementation import Implementation, registered, resolve
+from tightrope.law import Law
+
+BUNDLED = "tightrope.impls"
+GROUP = "tightrope.impls"
+
+
+def chosen(option: Sequence[str], ini: Sequence[str]) -> list[str]:
+    """`MODULE[:NAME]` of what is under test: option, $TIGHTROPE_IMPL, ini, entry points, bundled."""
+    return (
+        list(option)
+        or os.environ.get("TIGHTROPE_IMPL", "").split()
+        or list(ini)
+        or [entry.value for entry in entry_points(group=GROUP)]
+        or [BUNDLED]
+    )
+
+
+def load(module: str) -> ModuleType:
+    """Import a module by its dotted name or file, and the modules inside it if it is a package.
+
+    The working directory counts, as it does for `python -m`. Raises ImportError.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if module.endswith(".py"):
+        return _load_file(Path(module).resolve())
+    loaded = importlib.import_module(module)
+    for found in pkgutil.iter_modules(getattr(loaded, "__path__", ())):
+        importlib.import_module(f"{module}.{found.name}")
+    return loaded
+
+
+def _load_file(path: Path) -> ModuleType:
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def under_test(specs: Sequence[str]) -> list[Implementation]:
+    """Import what is named and return its implementations, every name in them checked.
+
+    Raises ImportError, and ValueError or LookupError that list what is known.
+    """
+    found: dict[tuple[str, str], Implementation] = {}
+    for spec in specs:
+        name, _, only = spec.partition(":")
+        module = load(name)
+        mine = registered(module.__name__)
+        if not mine:
+            raise LookupError(f"{name} registers no implementation; decorate a function with @implements")
+        if only and only not in {i.name for i in mine}:
+            raise LookupError(f"{name} has no implementation {only!r}; known: {', '.join(i.name for i in mine)}")
+        for impl in mine:
+            if only in ("", impl.name):
+                found[impl.contract_name, impl.name] = resolve(impl)
+    order = names()
+    return sorted(found.values(), key=lambda i: order.index(i.contract_name))
+
+
+def subjects(law: Law, impls: Sequence[Implementation], dtypes: Sequence[str], device: str) -> Iterator[tuple[str, Implementation | None]]:
+    """(id, implementation narrowed to the law and one dtype) pairs; None where nothing applies."""
+    for impl in impls:
+        if impl.contract_name not in (law.contracts or names()):
+            continue
+        spec = contract(impl.contract_name)
+        limits = dict(law.limits)
+        if device == "cpu" and "size" in spec.domain:
+            limits.setdefault("size", ("small",))
+        for dtype in impl.allowed().values("dtype"):
+            if dtypes and dtype not in dtypes:
+                continue
+            narrowed = impl.narrow({**limits, "dtype": (dtype,)}, law.where)
+            yield f"{impl.contract_name}-{impl.name}-{dtype}", narrowed

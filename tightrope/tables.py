@@ -1,0 +1,120 @@
+"""The end of a run as tables: law x implementation, and what was covered."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tightrope.contract import contract
+from tightrope.limits import describe
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def summary(results: Results, color: bool) -> list[str]:
+    """Lines to print: one matrix a contract, then the grid of what was and was not covered."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=120, force_terminal=color, no_color=not color, highlight=False)
+    ran = [r for r in results.values() if "contract" in r]
+    for name in dict.fromkeys(r["contract"] for r in ran):
+        mine = [r for r in ran if r["contract"] == name]
+        console.print(matrix(name, mine))
+        console.print(grid(name, mine))
+    for line in notes(results):
+        console.print(line)
+    return buffer.getvalue().splitlines()
+
+
+def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
+    """Law x implementation: result, cases, informative share, worst share of the budget."""
+    from rich.table import Table
+
+    table = Table(title=f"{name}: result, cases, informative, worst share of budget", title_justify="left")
+    table.add_column("law", overflow="fold")
+    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for r in results:
+        cells[r["law"]][r["implementation"]].append(r)
+    impls = list(dict.fromkeys(r["implementation"] for r in results))
+    for impl in impls:
+        table.add_column(impl + ("*" if _stranger(results, impl) else ""))
+    for law in cells:
+        table.add_row(law.removeprefix("test_").replace("_", " "), *(cell(cells[law][i]) for i in impls))
+    return table
+
+
+def _stranger(results: Iterable[Mapping[str, Any]], impl: str) -> bool:
+    return any(r.get("stranger") for r in results if r["implementation"] == impl)
+
+
+def cell(results: list[Mapping[str, Any]]) -> str:
+    """One cell: all dtypes of one law on one implementation."""
+    if not results:
+        return "[dim]n/a[/dim]"
+    failed = [r["dtype"] for r in results if r["outcome"] == "failed"]
+    cases = sum(r["cases"] for r in results)
+    if failed:
+        return f"[bold red]FAIL[/bold red] {', '.join(failed)}"
+    if not cases:
+        return "[yellow]not run[/yellow]"
+    judged = [(r.get("informative", 0), r.get("uninformative", 0)) for r in results]
+    informative, uninformative = sum(a for a, _ in judged), sum(b for _, b in judged)
+    shares = [w["share"] for r in results for w in r.get("worst", {}).values()]
+    text = f"[green]ok[/green] {cases}"
+    if informative + uninformative:
+        text += f" {informative / (informative + uninformative):.0%}"
+    if shares:
+        text += f" {max(shares):.2f}"
+    missed = [r["dtype"] for r in results if not r["cases"]]
+    return text + (f" [yellow]not run: {', '.join(missed)}[/yellow]" if missed else "")
+
+
+def grid(name: str, results: list[Mapping[str, Any]]) -> Any:
+    """For each axis of the contract's cases: what each implementation was and was not run on."""
+    from rich.table import Table
+
+    spec = contract(name)
+    table = Table(title=f"{name}: covered (cases) / not covered", title_justify="left")
+    table.add_column("axis")
+    impls = list(dict.fromkeys(r["implementation"] for r in results))
+    for impl in impls:
+        table.add_column(impl, overflow="fold")
+    for axis in spec.axes:
+        table.add_row(axis, *(_coverage(spec, axis, [r for r in results if r["implementation"] == i]) for i in impls))
+    return table
+
+
+def _coverage(spec: Any, axis: str, results: list[Mapping[str, Any]]) -> str:
+    seen: Counter[str] = Counter()
+    for r in results:
+        seen.update(r.get("covered", {}).get(axis, {}))
+    domain = spec.domain.get(axis, ())
+    if isinstance(domain, range):
+        values = sorted(int(v) for v in seen)
+        return f"{values[0]}..{values[-1]} ({len(values)} values) of {describe(domain)}" if values else "-"
+    missing = [str(v) for v in domain if str(v) not in seen]
+    text = " ".join(f"{v}:{n}" for v, n in sorted(seen.items(), key=lambda item: item[0]))
+    return text + (f" [yellow]not: {', '.join(missing)}[/yellow]" if missing else "")
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know to read the tables."""
+    counts = Counter(r["outcome"] for r in results.values())
+    cases = sum(r.get("cases", 0) for r in results.values())
+    compiles = max((r.get("compiles", 0) for r in results.values()), default=0)
+    lines = [
+        f"{cases} cases; laws: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+        + (f"; at most {compiles} kernels compiled in one process" if compiles else "")
+    ]  # fmt: skip
+    if any(r.get("stranger") for r in results.values()):
+        lines.append("* promises no arithmetic: held to the worst case of an honest float32 kernel only")
+    if any(r.get("out_of_time") for r in results.values()):
+        lines.append("some laws stopped when their share of --max-seconds was spent; --max-seconds=0 lifts it")
+    if any(str(r.get("device", "")).startswith("Triton interpreter") for r in results.values()):
+        from tightrope.environment import INTERPRETED
+
+        lines.append(INTERPRETED)
+    return lines

@@ -1,0 +1,195 @@
+"""Refusing bad input before anything is launched: from metadata, with argument, expected and got.
+
+Nothing here reads a tensor's elements, except `check_rows`, which its callers use on CPU tensors
+or on request. Tensors are duck-typed, so this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+INTEGERS = ("int32", "int64")
+INPUTS = ("float16", "bfloat16", "float32", "float64")
+TABLES = ("float16", "bfloat16", "float32")
+
+
+def refuse(
+    argument: str, expected: object, got: object, error: type[Exception] = ValueError
+) -> NoReturn:
+    """Raise `error` in the one wording; TypeError for types and dtypes, else ValueError."""
+    raise error(f"{argument}: expected {expected}, got {got}")
+
+
+def dtype_name(tensor: Any) -> str:
+    """'float16' for torch.float16."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_tensor(name: str, tensor: Any, axes: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Refuse what is no tensor, or has another number of axes or another dtype.
+
+    Raises: TypeError (no tensor, dtype), ValueError (axes).
+    """
+    if not hasattr(tensor, "stride"):
+        refuse(name, "a tensor", type(tensor).__name__, TypeError)
+    if len(tensor.shape) != len(axes):
+        refuse(f"{name}.shape", f"({', '.join(axes)})", tuple(tensor.shape))
+    if dtype_name(tensor) not in dtypes:
+        refuse(f"{name}.dtype", " or ".join(dtypes), dtype_name(tensor), TypeError)
+
+
+def check_device(name: str, tensor: Any, device: Any) -> None:
+    """Refuse a tensor that lies elsewhere than `device`. Raises ValueError."""
+    if tensor.device != device:
+        refuse(f"{name}.device", device, tensor.device)
+
+
+def distinct_addresses(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether every element has an address of its own, decided by nesting.
+
+    With axes sorted by stride, each stride must exceed the reach of all smaller ones. All views
+    made by slicing, transposing and viewing a tensor nest; layouts that do not are called shared.
+    """
+    if 0 in shape:
+        return True
+    extent = 0
+    for step, size in sorted((t, n) for n, t in zip(shape, stride, strict=True) if n > 1):
+        if step <= extent:
+            return False
+        extent += step * (size - 1)
+    return True
+
+
+def check_writable(name: str, tensor: Any) -> None:
+    """Refuse an output in which two indices share an address (an expanded axis, say)."""
+    if not distinct_addresses(tensor.shape, tensor.stride()):
+        refuse(
+            f"{name}.stride()",
+            "strides under which no two elements of an output share an address",
+            f"{tuple(tensor.stride())} for shape {tuple(tensor.shape)}",
+        )
+
+
+def _reach(tensor: Any) -> int:
+    """Bytes from the first to one past the last element; 0 for an empty tensor."""
+    if not math.prod(tensor.shape):
+        return 0
+    steps = sum((n - 1) * t for n, t in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((steps + 1) * tensor.element_size())
+
+
+def _holds(tensor: Any, address: int) -> bool:
+    """Whether an element of a tensor with nested strides starts at `address`; digit by digit."""
+    offset, odd = divmod(address - tensor.data_ptr(), tensor.element_size())
+    if odd or offset < 0:
+        return False
+    axes = zip(tensor.stride(), tensor.shape, strict=True)
+    for step, size in sorted(((t, n) for t, n in axes if n > 1), reverse=True):
+        offset -= min(offset // step, size - 1) * step
+    return offset == 0
+
+
+def check_disjoint(names: str, a: Any, b: Any) -> None:
+    """Refuse two outputs of one dtype that start or end inside each other; raises ValueError.
+
+    Interleaved views of one storage are legal. Spans decide the usual case with two comparisons.
+    """
+    a0, b0 = a.data_ptr(), b.data_ptr()
+    a1, b1 = a0 + _reach(a), b0 + _reach(b)
+    if a1 <= b0 or b1 <= a0:
+        return
+    size = a.element_size()
+    if _holds(a, b0) or _holds(b, a0) or _holds(a, b1 - size) or _holds(b, a1 - size):
+        refuse(names, "outputs that share no element", "overlapping views of one storage")
+
+
+def check_rows(positions: Any, rows: int) -> None:
+    """Refuse positions that are no row of a table (IndexError); reads the elements."""
+    if math.prod(positions.shape):
+        low, high = (int(v) for v in positions.aminmax())
+        if low < 0 or high >= rows:
+            refuse(
+                "positions", f"rows 0 to {rows - 1} of the table", f"{low} to {high}", IndexError
+            )
+
+
+def check_rope(
+    q: Any,
+    k: Any,
+    cos: Any,
+    sin: Any,
+    positions: Any,
+    *,
+    interleaved: bool,
+    inplace: bool = False,
+    out_dtype: Any = None,
+) -> None:
+    """Refuse what the contract `rope` excludes, from metadata alone (see DESIGN 3 for shapes).
+
+    Raises: TypeError (types, dtypes), ValueError (shapes, devices, strides, option pairs).
+    """
+    for name, option in (("interleaved", interleaved), ("inplace", inplace)):
+        if not isinstance(option, bool):
+            refuse(name, "True or False", repr(option), TypeError)
+    check_tensor("q", q, ("tokens", "num_heads", "head_dim"), INPUTS)
+    check_tensor("k", k, ("tokens", "num_kv_heads", "head_dim"), (dtype_name(q),))
+    tables = (*TABLES, "float64") if dtype_name(q) == "float64" else TABLES
+    check_tensor("cos", cos, ("rows", "rotary_dim/2"), tables)
+    check_tensor("sin", sin, ("rows", "rotary_dim/2"), (dtype_name(cos),))
+    check_tensor("positions", positions, ("tokens",), INTEGERS)
+    for name, tensor in (("k", k), ("cos", cos), ("sin", sin), ("positions", positions)):
+        check_device(name, tensor, q.device)
+    _check_rope_shapes(q, k, cos, sin, positions)
+    _check_rope_outputs(q, k, inplace, out_dtype)
+
+
+def _check_rope_shapes(q: Any, k: Any, cos: Any, sin: Any, positions: Any) -> None:
+    tokens, num_heads, head_dim = q.shape
+    if k.shape[0] != tokens or k.shape[2] != head_dim:
+        refuse("k.shape", f"({tokens}, num_kv_heads, {head_dim}) as q", tuple(k.shape))
+    num_kv_heads = k.shape[1]
+    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
+        refuse("num_heads", "a multiple of num_kv_heads", f"{num_heads} and {num_kv_heads}")
+    if not 2 <= 2 * cos.shape[1] <= head_dim:
+        refuse("rotary_dim = 2*cos.shape[1]", f"2 to head_dim = {head_dim}", 2 * cos.shape[1])
+    if sin.shape != cos.shape:
+        refuse("sin.shape", f"{tuple(cos.shape)} as cos", tuple(sin.shape))
+    if positions.shape[0] != tokens:
+        refuse("positions.shape", f"({tokens},), one a token", tuple(positions.shape))
+
+
+def _check_rope_outputs(q: Any, k: Any, inplace: bool, out_dtype: Any) -> None:
+    if not inplace:
+        if out_dtype is not None and str(out_dtype) not in (str(q.dtype), "torch.float32"):
+            refuse("out_dtype", f"None, {q.dtype} or torch.float32", out_dtype, TypeError)
+        return
+    if out_dtype is not None:
+        refuse("out_dtype", "None with inplace=True", out_dtype)
+    check_writable("q", q)
+    check_writable("k", k)
+
+
+def check_rope_table(
+    positions: Any, *, rotary_dim: Any, rope_theta: Any, rope_scaling: Any = None
+) -> None:
+    """Refuse what the contract `rope_table` excludes; positions (len,), any integers, no scaling.
+
+    Raises: TypeError (types, dtypes), ValueError (shape, odd or small rotary_dim, rope_theta <= 0,
+    a key of rope_scaling that this builder does not know).
+    """
+    check_tensor("positions", positions, ("len",), INTEGERS)
+    if not isinstance(rotary_dim, int) or isinstance(rotary_dim, bool):
+        refuse("rotary_dim", "an int", repr(rotary_dim), TypeError)
+    if rotary_dim < 2 or rotary_dim % 2:
+        refuse("rotary_dim", "an even number, 2 or more", rotary_dim)
+    if not isinstance(rope_theta, (int, float)) or isinstance(rope_theta, bool):
+        refuse("rope_theta", "a float", repr(rope_theta), TypeError)
+    if not 0 < rope_theta < math.inf:
+        refuse("rope_theta", "a finite number above 0", rope_theta)
+    for key, value in (rope_scaling or {}).items():
+        if key != "rope_type":
+            refuse(f"rope_scaling[{key!r}]", "only the key 'rope_type'", repr(value))
+        if value != "default":
+            refuse("rope_scaling['rope_type']", "'default'", repr(value))
