@@ -1,6 +1,6 @@
 """Compile-time combinations that `rope` cases draw from, so that a run compiles few kernels.
 
-Every pair of values of two fields that may occur together does (tests/test_rope_oracle.py), in far
+Every pair of values of two fields that may occur together does (tests/test_rope_cases.py), in far
 fewer rows than the product has. How the list was made, once: fix the triples (head_dim, rotary_dim,
 dtype), each head_dim with each dtype and each partial rotation at least with one 16-bit dtype; draw
 the other fields at random; then anneal, changing one row at a time, on 1000 * (pairs missing) +
@@ -10,7 +10,7 @@ each dtype's values. One row more than the 54 triples: float64 with a float32 ta
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from tightrope.limits import Limits
@@ -80,6 +80,7 @@ BUILDS: tuple[Build, ...] = (
     ("bfloat16", "float16", "int32", False, 256, 64, "input", True),
 )
 
+ENOUGH = 6  # narrow limits keep few rows: they get more, rebuilt from the others
 MANY = 16  # a limit of more values than this is a range: it is sampled, not enumerated
 
 
@@ -106,20 +107,41 @@ def related(build: Build, where: frozenset[str]) -> bool:
 
 
 def builds(limits: Limits) -> tuple[Build, ...]:
-    """The rows within limits; for allowed values that none of them has, rows rebuilt to have them.
+    """The rows within limits. Where they are few, or a value given has none, rows are rebuilt.
 
     Raises ValueError if the limits contradict one another.
     """
-    kept = [b for b in BUILDS if _allowed(b, limits)] or _rebuilt(limits)
+    kept = [b for b in BUILDS if _allowed(b, limits)]
+    if len(kept) < ENOUGH:
+        kept += _supplement(kept, _rebuilt(limits))
     for at, name in enumerate(FIELDS):
         values = limits.given.get(name, ())
         for value in values if len(values) <= MANY else ():
             narrowed = limits.narrowed({name: (value,)})
             if narrowed is not None and value not in {b[at] for b in kept}:
-                kept = [*kept, *_rebuilt(narrowed)[:MANY]]
+                kept += _supplement(kept, _rebuilt(narrowed))
     if not kept:
         raise ValueError(f"no combination of {', '.join(FIELDS)} is within the limits of rope")
     return tuple(dict.fromkeys(kept))
+
+
+def _pairs(build: Build) -> set[Any]:
+    """Pairs of values; whether the rotation is partial counts as one more field."""
+    f = dict(zip(FIELDS, build, strict=True))
+    return set(combinations([*f.items(), ("partial", f["rotary_dim"] < f["head_dim"])], 2))
+
+
+def _supplement(kept: list[Build], others: list[Build]) -> list[Build]:
+    """Rows that make kept ENOUGH, or one, those first that add the most pairs."""
+    covered = set().union(*map(_pairs, kept))
+    added: list[Build] = []
+    while others and len(added) < max(1, ENOUGH - len(kept)):
+        best = max(others, key=lambda b: len(_pairs(b) - covered))
+        if not _pairs(best) - covered:
+            break
+        covered |= _pairs(best)
+        added.append(best)
+    return added
 
 
 def _allowed(build: Build, limits: Limits) -> bool:

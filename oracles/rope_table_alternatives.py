@@ -2,63 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tightrope.formats import FORMATS, Array
-from tightrope.oracles.rope_table_exact import inv_freq, table
+from tightrope.oracles.rope_table_budget import Truth
 
 Outputs = dict[str, Array]
 
 
-def nulls(case: Any, inputs: Mapping[str, Array]) -> dict[str, Outputs]:
+def nulls(truth: Truth, case: Any, inputs: Mapping[str, Array]) -> dict[str, Outputs]:
     """Models that do nothing useful: no rotation, and every position late by one.
 
     (A wrong base is wrong, not useless: column 0 does not depend on the base at all.)
     """
-    cos, sin = _exact(case, inputs["positions"].tolist())
-    theta = inv_freq(case.rotary_dim, case.rope_theta)
-    late = (cos * np.cos(theta) - sin * np.sin(theta), sin * np.cos(theta) + cos * np.sin(theta))
+    cos, sin = _exact(truth, case, inputs["positions"].tolist())
+    theta = truth.inv_freq(case.rotary_dim, case.rope_theta, "float64")
+    c, s = np.cos(theta), np.sin(theta)
+    late = (cos * c - sin * s, sin * c + cos * s)
     return {
         "no rotation": _stored(np.ones_like(cos), np.zeros_like(sin)),
         "every position late by one": _stored(*late),
     }
 
 
-def alternatives(case: Any, inputs: Mapping[str, Array]) -> Iterable[tuple[str, Outputs]]:
+def alternatives(
+    truth: Truth, case: Any, inputs: Mapping[str, Array]
+) -> Iterator[tuple[str, Outputs]]:
     """(sentence, outputs) of known mistakes, one at a time."""
     positions = inputs["positions"].tolist()
-    cos, sin = _exact(case, positions)
+    cos, sin = _exact(truth, case, positions)
     yield "sine and cosine exchanged", _stored(sin, cos)
     yield "the sign of the sine flipped", _stored(cos, -sin)
-    yield "the sine's table used for both", _stored(sin, sin)
+    yield "the table of sines used for both", _stored(sin, sin)
     for sentence, moved in _moves():
-        yield sentence, _stored(*_exact(case, [moved(m) for m in positions]))
+        yield sentence, _stored(*_exact(truth, case, [moved(m) for m in positions]))
     m = inputs["positions"].astype(np.float64)[:, None]
-    theta = inv_freq(case.rotary_dim, case.rope_theta)
-    for sentence, angle in _angles(case, m, theta):
+    for sentence, angle in _angles(truth, case, m):
         yield sentence, _stored(np.cos(angle), np.sin(angle))
 
 
-def _moves() -> Iterable[tuple[str, Callable[[int], int]]]:
+def _moves() -> Iterator[tuple[str, Callable[[int], int]]]:
     """Wrong positions that are integers."""
     yield "every position late by one", lambda m: m + 1
     yield "every position early by one", lambda m: m - 1
     yield "the absolute value of the position", abs
     yield "negative positions clamped at 0", lambda m: max(m, 0)
     for last in (4095, 4096, 8191):
-        yield f"positions clamped at {last}", lambda m, last=last: min(m, last)
+        yield f"positions clamped at {last}", partial(min, last)
     yield "positions cut to their low 32 bits", lambda m: (m + 2**31) % 2**32 - 2**31
     for name in ("bfloat16", "float16", "float32"):
-        fmt = FORMATS[name]
-        yield f"the position rounded to {name}", lambda m, f=fmt: int(np.clip(f.round(float(m)), -(2.0**62), 2.0**62))
+        yield f"the position rounded to {name}", partial(_rounded, name)
 
 
-def _angles(case: Any, m: Array, theta: Array) -> Iterable[tuple[str, Array]]:
+def _rounded(dtype: str, m: int) -> int:
+    """The nearest number of the format, an integer; beyond its largest, that one."""
+    fmt = FORMATS[dtype]
+    return int(np.clip(fmt.round_fraction(Fraction(m)), -fmt.largest, fmt.largest))
+
+
+def _angles(truth: Truth, case: Any, m: Array) -> Iterator[tuple[str, Array]]:
     """Wrong frequencies and angles, in float64."""
     c, d, base = np.arange(case.rotary_dim // 2), case.rotary_dim, case.rope_theta
+    theta = truth.inv_freq(d, base, "float64")
     yield "the exponent's sign flipped", m / theta
     yield "half the exponent, rope_theta**(-c/rotary_dim)", m * base ** (-c / d)
     yield "twice the exponent, rope_theta**(-4c/rotary_dim)", m * theta**2
@@ -68,12 +78,16 @@ def _angles(case: Any, m: Array, theta: Array) -> Iterable[tuple[str, Array]]:
     yield "angles in turns instead of radians", m * theta * (2 * np.pi)
     yield "angles in degrees instead of radians", m * theta * (np.pi / 180)
     for name in ("bfloat16", "float16"):
-        yield f"inv_freq rounded to {name}", m * inv_freq(d, base, name)
-        yield f"the angle rounded to {name}", FORMATS[name].round(m * theta)
+        yield f"inv_freq rounded to {name}", m * truth.inv_freq(d, base, name)
+        yield f"the angle rounded to {name}", _finite(FORMATS[name].round(m * theta))
 
 
-def _exact(case: Any, positions: list[int]) -> tuple[Array, Array]:
-    return table(tuple(positions), case.rotary_dim, case.rope_theta)
+def _finite(angle: Array) -> Array:
+    return np.where(np.isfinite(angle), angle, 0.0)
+
+
+def _exact(truth: Truth, case: Any, positions: list[int]) -> tuple[Array, Array]:
+    return truth.table(tuple(positions), case.rotary_dim, case.rope_theta)
 
 
 def _stored(cos: Array, sin: Array) -> Outputs:

@@ -1,59 +1,79 @@
-"""The error budget of rope_table, term by term. Derivation and equation numbers: docs/error-budgets.md.
+"""The error budget of rope_table, term by term. Derivation, equations: docs/error-budgets.md.
 
 Angle terms are in radians until `_values` turns them into errors of cos and sin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tightrope.arithmetic import Arithmetic
 from tightrope.budget import Budget, Replay
 from tightrope.formats import FORMATS, Array, Format
-from tightrope.oracles.rope_table_exact import inv_freq, table
 
 # What an unknown kernel is granted: the usual builder, all in float32, with powf within 4 ulp and
-# cosf, sinf within 2 ulp of correctly rounded (CUDA C++ Programming Guide, Mathematical Functions).
+# cosf, sinf within 2 ulp of the correctly rounded result, so within 2.5 ulp of the exact one (CUDA
+# C++ Programming Guide, Mathematical Functions).
 STAGES: Mapping[str, Any] = {
     "position": "float32",  # "exact" or a format
     "inv_freq": "float32",  # "exact" or a format
-    "inv_freq_ulp": 4,  # of the power in that format; 0: inv_freq is correctly rounded
+    "inv_freq_ulp": 4,  # of the power, from correctly rounded; 0: inv_freq itself correctly rounded
     "angle": "float32",  # "exact" or the format of the product
     "angle_error": 0.0,  # radians, further error of the angle modulo 2 pi
-    "trig_dtype": "float32",
-    "trig_ulp": 2,  # from the correctly rounded value in trig_dtype
+    "trig_ulp": 2.5,  # of cos, sin of that angle, in ulps of the result, all roundings included
 }
 EXPECTED = 2.0**-100  # radius of the arb table, beside its rounding to float64
 NUMPY = 2.0**-50  # error of float64 cos and sin: 4.5 ulp below 1
 
 
-def budget(case: Any, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> dict[str, Budget]:
+class Truth(Protocol):
+    """Where exact numbers come from: the ball arithmetic of `rope_table_exact`."""
+
+    @property
+    def table(self) -> Callable[[tuple[int, ...], int, float], tuple[Array, Array]]:
+        """(positions, rotary_dim, rope_theta) -> cos, sin, within half a float64 ulp + 2**-100."""
+
+    @property
+    def inv_freq(self) -> Callable[[int, float, str], Array]:
+        """(rotary_dim, rope_theta, dtype) -> frequencies, correctly rounded to dtype."""
+
+
+def budget(
+    truth: Truth, case: Any, inputs: Mapping[str, Array], arithmetic: Arithmetic
+) -> dict[str, Budget]:
     """Budgets of cos and sin, (tokens, rotary_dim/2), for this case's positions and arithmetic."""
     positions = inputs["positions"].tolist()
-    cos, sin = table(tuple(positions), case.rotary_dim, case.rope_theta)
+    cos, sin = truth.table(tuple(positions), case.rotary_dim, case.rope_theta)
+    theta = truth.inv_freq(case.rotary_dim, case.rope_theta, "float64")
     m = np.abs(np.array(positions, np.float64))[:, None]
-    parts = angle_terms(case, positions, arithmetic)
-    angle = _replayed_angle(case, positions, arithmetic)
+    parts = _angle_terms(case, positions, theta, arithmetic)
+    angle = None
+    if _prescribed(positions, arithmetic):
+        rounded = truth.inv_freq(case.rotary_dim, case.rope_theta, arithmetic["inv_freq"])
+        near = _rounded(positions, FORMATS[arithmetic["position"]])
+        angle = FORMATS[arithmetic["angle"]].round(near * rounded)
     found = {}
     for name, x, other in (("cos", cos, sin), ("sin", sin, cos)):
         terms, moved = _values(x, other, parts)
-        terms[_trig_name(arithmetic)] = _trig(np.abs(x) + moved, m, case.dtype, arithmetic)
+        ulps = arithmetic["trig_ulp"]
+        terms[f"cos, sin within {ulps:.6g} ulp"] = _trig(np.abs(x) + moved, m, case.dtype, ulps)
         found[name] = Budget(
             x, terms, case.dtype,
-            oracle=FORMATS["float64"].half_ulp(x) + EXPECTED,
-            replay=None if angle is None else _replay(name, angle, m, case.dtype, arithmetic),
+            oracle=np.where(m == 0, 0.0, FORMATS["float64"].half_ulp(x) + EXPECTED),
+            replay=None if angle is None else _replay(name, angle, m, case.dtype, ulps),
         )  # fmt: skip
     return found
 
 
-def angle_terms(case: Any, positions: list[int], arithmetic: Arithmetic) -> dict[str, Array]:
+def _angle_terms(
+    case: Any, positions: list[int], theta: Array, arithmetic: Arithmetic
+) -> dict[str, Array]:
     """Named bounds on the error of the angle in radians, (tokens, rotary_dim/2): eq. (2) to (5)."""
-    theta = inv_freq(case.rotary_dim, case.rope_theta)
     m = np.abs(np.array(positions, np.float64))[:, None]
     parts: dict[str, Array] = {}
     reach, off = m, np.zeros_like(theta)
@@ -95,7 +115,7 @@ def _position_step(positions: list[int], fmt: Format) -> Array:
 
 
 def _inv_freq_terms(case: Any, theta: Array, arithmetic: Arithmetic) -> dict[str, Array]:
-    """Bounds on |theta^ - theta|, (rotary_dim/2,): half an ulp, or eq. (6) and (7). Column 0 is exact."""
+    """Bounds on |theta^ - theta|, (rotary_dim/2,): half an ulp, or (6) and (7). Column 0: exact."""
     name, ulps = arithmetic["inv_freq"], arithmetic["inv_freq_ulp"]
     fmt, column = FORMATS[name], np.arange(len(theta))
     if not ulps:
@@ -105,7 +125,7 @@ def _inv_freq_terms(case: Any, theta: Array, arithmetic: Arithmetic) -> dict[str
     power = np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1)
     return {
         f"exponent 2c/rotary_dim rounded to {name}": theta * np.expm1(stretch),
-        f"inv_freq in {name}, its power within {ulps} ulp": np.where(column == 0, 0.0, theta * power),
+        f"power within {ulps} ulp and reciprocal in {name}": theta * power * (column > 0),
     }
 
 
@@ -118,7 +138,7 @@ def _exponent_step(rotary_dim: int, dtype: str) -> Array:
 
 
 def _exact_product(positions: list[int], theta: Array, arithmetic: Arithmetic) -> Array:
-    """Where m^ theta^ is a number of the angle's format, whatever theta^ is; (tokens, rotary_dim/2)."""
+    """Where m^ theta^ is in the angle's format, whatever theta^ is; (tokens, rotary_dim/2)."""
     angle, frequency = FORMATS[arithmetic["angle"]], arithmetic["inv_freq"]
     held = _holds(positions, angle)
     if arithmetic["position"] != "exact":
@@ -136,42 +156,34 @@ def _zero(positions: list[int]) -> Array:
 
 
 def _values(x: Array, other: Array, parts: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
-    """Eq. (8): what the angle terms do to cos (x = cos, other = sin) or sin, split in proportion."""
-    cut = {name: np.minimum(part, 4.0) for name, part in parts.items()}  # from 4 rad on (8) is 1 + |x|
+    """Eq. (8): what the angle terms do to x, cos or sin, split in proportion; other: sin or cos."""
+    # from 4 rad on (8) is 1 + |x|
+    cut = {name: np.minimum(part, 4.0) for name, part in parts.items()}
     d = sum(cut.values(), np.zeros_like(x))
     moved = np.minimum(1 + np.abs(x), np.abs(other) * d + np.abs(x) * d * d / 2)
     share = moved / np.where(d == 0, 1.0, d)
     return {name: share * part for name, part in cut.items()}, moved
 
 
-def _trig_name(arithmetic: Arithmetic) -> str:
-    return f"cos, sin in {arithmetic['trig_dtype']} within {arithmetic['trig_ulp']} ulp"
+def _trig(reach: Array, m: Array, output: str, ulps: float) -> Array:
+    """Eq. (9): error before the last rounding for values up to `reach`; position 0 is exact."""
+    fmt = FORMATS[output]
+    magnitude = np.minimum(reach + ulps * fmt.ulp(reach), 1 - fmt.unit)
+    return np.where(m == 0, 0.0, (ulps - 0.5) * fmt.ulp(magnitude))
 
 
-def _trig(reach: Array, m: Array, output: str, arithmetic: Arithmetic) -> Array:
-    """Eq. (9): error of the function itself, for values up to `reach`; position 0 is exact."""
-    fmt = FORMATS[arithmetic["trig_dtype"]]
-    ulps = arithmetic["trig_ulp"] + (0.0 if fmt.name == output else 0.5)
-    magnitude = np.minimum(fmt.round(reach), 1 - fmt.unit)
-    return np.where(m == 0, 0.0, ulps * fmt.ulp(magnitude))
-
-
-def _replayed_angle(case: Any, positions: list[int], arithmetic: Arithmetic) -> Array | None:
-    """The angle that the declared roundings give, None where they leave it open."""
+def _prescribed(positions: list[int], arithmetic: Arithmetic) -> bool:
+    """Whether the declared roundings fix the angle, in a product that float64 holds."""
     stages = [arithmetic[s] for s in ("position", "inv_freq", "angle")]
     if "exact" in stages or arithmetic["inv_freq_ulp"] or arithmetic["angle_error"]:
-        return None
+        return False
     position, frequency, angle = (FORMATS[s] for s in stages)
-    if position.precision + frequency.precision > 53 and angle.name != "float64":
-        return None
-    m = _rounded(positions, position)
-    if not np.isfinite(m).all():
-        return None
-    return angle.round(m * inv_freq(case.rotary_dim, case.rope_theta, frequency.name))
+    held = position.precision + frequency.precision <= 53 or angle.name == "float64"
+    return held and bool(np.isfinite(_rounded(positions, position)).all())
 
 
-def _replay(name: str, angle: Array, m: Array, output: str, arithmetic: Arithmetic) -> Replay:
+def _replay(name: str, angle: Array, m: Array, output: str, ulps: float) -> Replay:
     """T1: the function of the replayed angle, and what is left open of it."""
     centre = np.cos(angle) if name == "cos" else np.sin(angle)
-    radius = _trig(np.abs(centre) + NUMPY, m, output, arithmetic)
+    radius = _trig(np.abs(centre) + NUMPY, m, output, ulps)
     return Replay(centre, np.where(m == 0, 0.0, radius + NUMPY))

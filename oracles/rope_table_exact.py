@@ -34,7 +34,7 @@ def _fraction(x: arb) -> Fraction:
 
 @lru_cache(maxsize=512)
 def inv_freq(rotary_dim: int, rope_theta: float, dtype: str = "float64") -> Array:
-    """theta_c = rope_theta**(-2c/rotary_dim), correctly rounded to `dtype`, as float64 (rotary_dim/2,).
+    """rope_theta**(-2c/rotary_dim), correctly rounded to `dtype`, as float64 (rotary_dim/2,).
 
     The result is read-only. Raises ArithmeticError if 512 bits cannot tell which number is nearest.
     """
@@ -48,7 +48,7 @@ def inv_freq(rotary_dim: int, rope_theta: float, dtype: str = "float64") -> Arra
                 out.append(low)
                 break
         else:
-            raise ArithmeticError(f"{rope_theta}**(-2c/{rotary_dim}) is too close to a midpoint of {dtype}")
+            raise ArithmeticError(f"{rope_theta}**(-2c/{rotary_dim}): undecided in {dtype}")
     return _frozen(np.array(out))
 
 

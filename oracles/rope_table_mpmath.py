@@ -14,7 +14,10 @@ BITS = 320
 
 
 def table(
-    positions: Sequence[int], rotary_dim: int, rope_theta: float, columns: Sequence[int] | None = None
+    positions: Sequence[int],
+    rotary_dim: int,
+    rope_theta: float,
+    columns: Sequence[int] | None = None,
 ) -> list[list[tuple[Fraction, Fraction]]]:
     """(cos, sin) of every position and column as rationals, within 2**-240 for |m| < 2**63."""
     columns = range(rotary_dim // 2) if columns is None else columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ def _cuts(case):
 
 @holds_for("rope", limits=PLAIN, cuts=_cuts)
 def test_any_split_of_the_sequence_gives_the_same_output(impl, case, cuts):
-    """Demands: prefill, chunks and decode at their true positions equal one call (bitwise if prescribed).
+    """Demands: prefill, chunks and decode at true positions equal one call (bitwise if prescribed).
 
     Kills: the token's index used for its position, a last block that is skipped, the first token's
     position used for a whole chunk.
@@ -31,15 +32,19 @@ def test_any_split_of_the_sequence_gives_the_same_output(impl, case, cuts):
     inputs = impl.contract.inputs(case)
     whole, spent = impl(case, inputs), budgets(impl, case, inputs)
     edges = [0, *cuts, case.tokens]
-    pieces = [_part(impl, case, inputs, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [_part(impl, case, inputs, a, b) for a, b in pairwise(edges)]
     for name in impl.outputs:
         joined = np.concatenate([p[name] for p in pieces])
-        same_value(name, whole[name], joined, spent[name], "chunks at true offsets must equal one call")
+        same_value(
+            name, whole[name], joined, spent[name], "chunks at true offsets must equal one call"
+        )
 
 
 def _part(impl, case, inputs, start, stop):
     per_token = ("q", "k", "positions")
-    part = {n: np.ascontiguousarray(a[start:stop]) if n in per_token else a for n, a in inputs.items()}
+    part = {
+        n: np.ascontiguousarray(a[start:stop]) if n in per_token else a for n, a in inputs.items()
+    }
     return impl(replace(case, tokens=stop - start), part)
 
 
@@ -51,7 +56,12 @@ def test_a_wrong_offset_changes_the_output(impl, case):
     """
     inputs = impl.contract.inputs(case)
     rows = len(inputs["cos"])
-    moved = {**inputs, "positions": ((inputs["positions"].astype(np.int64) + 1) % rows).astype(inputs["positions"].dtype)}
+    moved = {
+        **inputs,
+        "positions": ((inputs["positions"].astype(np.int64) + 1) % rows).astype(
+            inputs["positions"].dtype
+        ),
+    }
     right, wrong = impl(case, inputs), impl(case, moved)
     first, second = budgets(impl, case, inputs), budgets(impl, case, moved)
     for name in impl.outputs:
@@ -74,7 +84,12 @@ def test_the_order_of_tokens_is_irrelevant(impl, case):
     """
     inputs = impl.contract.inputs(case)
     order = np.random.default_rng(case.seed).permutation(case.tokens)
-    mixed = {n: np.ascontiguousarray(a[order]) if n in ("q", "k", "positions") else a for n, a in inputs.items()}
+    mixed = {
+        n: np.ascontiguousarray(a[order]) if n in ("q", "k", "positions") else a
+        for n, a in inputs.items()
+    }
     straight, shuffled = impl(case, inputs), impl(case, mixed)
     for name, budget in budgets(impl, case, mixed).items():
-        same_value(name, straight[name][order], shuffled[name], budget, "a token's slot must not matter")
+        same_value(
+            name, straight[name][order], shuffled[name], budget, "a token's slot must not matter"
+        )

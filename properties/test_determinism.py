@@ -12,7 +12,8 @@ from tightrope.compare import same_bits
 def test_same_call_twice_is_bitwise_equal(impl, case):
     """Demands (bitwise): a second call with the same inputs, after a call with others, repeats.
 
-    Kills: races that show, state kept between calls (history dependence), reads of unwritten memory.
+    Kills: races that show, state kept between calls (history dependence), reads of unwritten
+    memory.
     """
     inputs = impl.contract.inputs(case)
     first = impl(case, inputs)

@@ -8,8 +8,8 @@ from tightrope.compare import budgets, same_value
 
 @holds_for()
 def test_writes_its_outputs_and_nothing_else(impl, case):
-    """Demands (bitwise): guard bands, gaps of strided tensors and inputs keep their bytes, no element
-    of an output keeps the poison it started with, an in-place call returns its arguments.
+    """Demands (bitwise): guard bands, gaps of strided tensors and inputs keep their bytes, no
+    element of an output keeps the poison it started with, an in-place call returns its arguments.
 
     The arena checks every call of every law; here nothing else is looked at. Kills: stores past the
     head or the token count, clobbered inputs, unwritten tails, in place forgotten for k.
@@ -28,4 +28,6 @@ def test_strided_equals_contiguous(impl, case):
     plain = impl(case, inputs, layouts={})
     for name, budget in budgets(impl, case, inputs).items():
         if name in impl.outputs:
-            same_value(name, strided[name], plain[name], budget, "strided and contiguous inputs must agree")
+            same_value(
+                name, strided[name], plain[name], budget, "strided and contiguous inputs must agree"
+            )

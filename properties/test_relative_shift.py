@@ -21,10 +21,10 @@ THETA = 10000.0
 
 @holds_for("rope", limits={"inplace": (False,)}, shift=st.sampled_from([23, 1, 1024, 65521]))
 def test_scores_depend_on_relative_position_only(impl, case, shift):
-    """Demands: q_i(p_i + t) . k_j(p_j + t) = q_i(p_i) . k_j(p_j) for all pairs i, j, within the budgets.
+    """Demands: q_i(p_i + t) . k_j(p_j + t) = q_i(p_i) . k_j(p_j) for all pairs, within budgets.
 
-    Positions are unequal and unordered; tables hold their exact angles, rounded to the table's dtype.
-    Kills: k one position late, the token's index used for its position in one of q and k.
+    Positions are unequal and unordered; tables hold their exact angles, rounded to the table's
+    dtype. Kills: k one position late, the token's index used for its position in one of q and k.
     """
     inputs = impl.contract.inputs(case)
     tokens, half = case.tokens, inputs["cos"].shape[1]
@@ -37,7 +37,9 @@ def test_scores_depend_on_relative_position_only(impl, case, shift):
     case = replace(case, layout_q="contiguous", layout_k="contiguous", layout_table="contiguous")
     here = _scores(impl, case, inputs, np.arange(tokens), table_error)
     there = _scores(impl, case, inputs, np.arange(tokens) + tokens, table_error)
-    within("score", there[0] - here[0], here[1] + there[1], "a common shift must not change a score")
+    within(
+        "score", there[0] - here[0], here[1] + there[1], "a common shift must not change a score"
+    )
 
 
 def _scores(impl, case, inputs, rows, table_error):
@@ -66,8 +68,8 @@ def _scores(impl, case, inputs, rows, table_error):
 
 @holds_for("rope", where=("out_dtype=input",), limits={"inplace": (False,)})
 def test_the_textbook_pair_scores_cos_3(impl, case):
-    """Demands: q = k = (1, 0), theta = 1, m = 2, n = 5 scores cos 3; shifting both by 10 or 23 leaves
-    it; shifting the key alone by 10 gives cos 13.
+    """Demands: q = k = (1, 0), theta = 1, m = 2, n = 5 scores cos 3; shifting both by 10 or 23
+    leaves it; shifting the key alone by 10 gives cos 13.
 
     Kills: positions that are ignored, a key that is rotated with the query's position.
     """

@@ -90,7 +90,12 @@ def test_features_past_rotary_dim_are_untouched(impl, case):
     outputs = impl(case, inputs)
     for name in impl.outputs:
         tail = inputs[name][..., case.rotary_dim :].astype(outputs[name].dtype)
-        same_bits(f"tail of {name}", outputs[name][..., case.rotary_dim :], tail, "the tail must pass through")
+        same_bits(
+            f"tail of {name}",
+            outputs[name][..., case.rotary_dim :],
+            tail,
+            "the tail must pass through",
+        )
 
 
 @holds_for("rope")
@@ -108,14 +113,17 @@ def test_layouts_agree_after_a_permutation(impl, case):
     for name, array in impl(other, {**inputs, **moved}).items():
         back = join(*split(array, other), array, case)
         budget = budgets(impl, case, inputs)[name]
-        same_value(name, outputs[name], back, budget, "both layouts are one rotation of permuted features")
+        same_value(
+            name, outputs[name], back, budget, "both layouts are one rotation of permuted features"
+        )
 
 
 @holds_for("rope", limits={"inplace": (True,)})
 def test_in_place_equals_out_of_place(impl, case):
     """Demands: the same call, writing over its inputs or not, gives the same values.
 
-    Kills: a partner that is overwritten before it is read, a tail left out, in place forgotten for k.
+    Kills: a partner that is overwritten before it is read, a tail left out, in place forgotten
+    for k.
     """
     if not impl.contract.limits({}).allows("inplace", False):
         return
@@ -138,8 +146,15 @@ def test_each_head_is_rotated_alone(impl, case):
     if not (impl.allowed().allows("num_heads", 1) and impl.allowed().allows("num_kv_heads", 1)):
         return
     for head in {0, case.num_kv_heads - 1}:
-        one = {"q": inputs["q"][:, -1 - head : case.num_heads - head], "k": inputs["k"][:, head : head + 1]}
-        single = {**inputs, "q": np.ascontiguousarray(one["q"]), "k": np.ascontiguousarray(one["k"])}
+        one = {
+            "q": inputs["q"][:, -1 - head : case.num_heads - head],
+            "k": inputs["k"][:, head : head + 1],
+        }
+        single = {
+            **inputs,
+            "q": np.ascontiguousarray(one["q"]),
+            "k": np.ascontiguousarray(one["k"]),
+        }
         given = budgets(impl, alone, single)
         for name, array in impl(alone, single).items():
             where = case.num_heads - 1 - head if name == "q" else head
@@ -151,12 +166,14 @@ def test_each_head_is_rotated_alone(impl, case):
 def test_halving_is_exact(impl, case):
     """Demands (by value): with cos = 1/2, sin = 0 every output is half the input, rounded once.
 
-    Kills: arithmetic narrower than the input's format, an output that is truncated or rounded twice.
+    Kills: arithmetic narrower than the input's format, an output that is truncated or rounded
+    twice.
     """
     inputs = impl.contract.inputs(case)
     inputs["cos"], inputs["sin"] = np.full_like(inputs["cos"], 0.5), np.zeros_like(inputs["sin"])
     outputs = impl(case, inputs)
     for name in impl.outputs:
-        half = join(*(0.5 * p for p in split(widen(inputs[name]), case)), widen(inputs[name]), case)
+        first, second = split(0.5 * widen(inputs[name]), case)
+        half = join(first, second, widen(inputs[name]), case)
         exact = widen(stored(half, outputs[name].dtype.name))
         within(name, widen(outputs[name]) - exact, np.zeros(()), "half of the input, rounded once")

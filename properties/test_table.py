@@ -17,7 +17,12 @@ def test_cos_and_sin_lie_on_the_unit_circle(impl, case):
     """
     inputs = impl.contract.inputs(case)
     outputs, spent = impl(case, inputs), budgets(impl, case, inputs)
-    c, s, ec, es = widen(outputs["cos"]), widen(outputs["sin"]), reach(spent["cos"]), reach(spent["sin"])
+    c, s, ec, es = (
+        widen(outputs["cos"]),
+        widen(outputs["sin"]),
+        reach(spent["cos"]),
+        reach(spent["sin"]),
+    )
     limit = 2 * np.abs(c) * ec + 2 * np.abs(s) * es + ec**2 + es**2 + 2.0**-50
     within("cos^2 + sin^2", c**2 + s**2 - 1.0, limit, "the table must lie on the unit circle")
 
@@ -41,9 +46,24 @@ def test_angles_add(impl, case):
     c, s = widen(here["cos"]), widen(here["sin"])
     cn, sn = np.roll(c, 1, 0), np.roll(s, 1, 0)
     ec, es = reach(e["cos"]), reach(e["sin"])
-    spread = (ec + es) * 1.5 + np.roll(ec + es, 1, 0) * 1.5 + (ec + es) * np.roll(ec + es, 1, 0) + 2.0**-50
-    within("cos(m - n)", c * cn + s * sn - widen(there["cos"]), spread + reach(f["cos"]), "angles must add")
-    within("sin(m - n)", s * cn - c * sn - widen(there["sin"]), spread + reach(f["sin"]), "angles must add")
+    spread = (
+        (ec + es) * 1.5
+        + np.roll(ec + es, 1, 0) * 1.5
+        + (ec + es) * np.roll(ec + es, 1, 0)
+        + 2.0**-50
+    )
+    within(
+        "cos(m - n)",
+        c * cn + s * sn - widen(there["cos"]),
+        spread + reach(f["cos"]),
+        "angles must add",
+    )
+    within(
+        "sin(m - n)",
+        s * cn - c * sn - widen(there["sin"]),
+        spread + reach(f["sin"]),
+        "angles must add",
+    )
 
 
 @holds_for("rope_table")
@@ -75,5 +95,15 @@ def test_position_zero_is_the_identity(impl, case):
     back = {**inputs, "positions": -inputs["positions"]}
     here, there = impl(case, inputs), impl(case, back)
     e, f = budgets(impl, case, inputs), budgets(impl, case, back)
-    within("cos", widen(here["cos"]) - widen(there["cos"]), reach(e["cos"]) + reach(f["cos"]), "cos is even")
-    within("sin", widen(here["sin"]) + widen(there["sin"]), reach(e["sin"]) + reach(f["sin"]), "sin is odd")
+    within(
+        "cos",
+        widen(here["cos"]) - widen(there["cos"]),
+        reach(e["cos"]) + reach(f["cos"]),
+        "cos is even",
+    )
+    within(
+        "sin",
+        widen(here["sin"]) + widen(there["sin"]),
+        reach(e["sin"]) + reach(f["sin"]),
+        "sin is odd",
+    )

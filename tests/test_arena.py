@@ -39,7 +39,9 @@ def test_an_argument_has_its_values_its_strides_and_its_gaps(layout, dtype):
     assert q.stride() == place(layout, (3, 2, 4)).strides
     assert torch.equal(q.double(), torch.from_numpy(given["q"].astype(np.float64)))
     if layout in ("strided", "sliced", "packed"):
-        around = torch.as_strided(q, (4,), (1,), q.storage_offset() + (1 if layout == "strided" else 8))
+        around = torch.as_strided(
+            q, (4,), (1,), q.storage_offset() + (1 if layout == "strided" else 8)
+        )
         assert around[0].isnan()
     check(made)
 
@@ -94,7 +96,7 @@ def test_a_write_next_to_an_output_is_found(step):
     made, _ = arena()
     out = made.allocate((3, 5), (5, 1), torch.float16)
     torch.as_strided(out, (1,), (1,), out.storage_offset() + step).fill_(POISON)
-    with pytest.raises(MemoryFault, match="of an output|an output of 30 bytes"):
+    with pytest.raises(MemoryFault, match="an output of 30 bytes"):
         check(made)
 
 

@@ -15,7 +15,9 @@ SMALL = ("float16", "bfloat16", "float32")
 def samples(name, count=20000):
     rng = np.random.default_rng(7)
     fmt = FORMATS[name]
-    x = rng.standard_normal(count) * 2.0 ** rng.integers(fmt.emin - fmt.precision - 2, fmt.emax + 2, count)
+    x = rng.standard_normal(count) * 2.0 ** rng.integers(
+        fmt.emin - fmt.precision - 2, fmt.emax + 2, count
+    )
     grid = fmt.round(x[np.abs(x) < fmt.largest / 2])
     ties = (grid + fmt.neighbours(grid)[1]) / 2
     edges = [fmt.largest, fmt.largest + fmt.ulp(fmt.largest) / 2, fmt.tiny / 2, fmt.tiny, 0.0]
@@ -56,7 +58,9 @@ def test_neighbours_are_the_next_numbers(name):
     values = np.unique(fmt.round(samples(name)))
     array = stored(values[np.isfinite(values)], name)
     with np.errstate(over="ignore"):
-        below, above = (widen(np.nextafter(array, np.array(e, array.dtype))) for e in (-np.inf, np.inf))
+        below, above = (
+            widen(np.nextafter(array, np.array(e, array.dtype))) for e in (-np.inf, np.inf)
+        )
     got = fmt.neighbours(widen(array))
     assert np.array_equal(got[0], below)
     assert np.array_equal(got[1], above)

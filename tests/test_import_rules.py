@@ -32,10 +32,6 @@ def files() -> list[str]:
     return sorted(p.relative_to(ROOT).as_posix() for p in found)
 
 
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-
-
 def imports(tree: ast.AST) -> Iterator[Import]:
     """Every module imported at run time, at any depth: `from a.b import c` gives a.b and a.b.c."""
     for node in ast.iter_child_nodes(tree):
@@ -45,7 +41,7 @@ def imports(tree: ast.AST) -> Iterator[Import]:
             module = "." * node.level + (node.module or "")
             yield module, node.lineno
             yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
-        elif _is_type_checking(node):
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for rest in node.orelse:
                 yield from imports(ast.Module([rest], []))
         else:
@@ -89,19 +85,20 @@ def _forbidden_in_oracle(stem: str, module: str, parts: list[str]) -> str | None
         return "a layer shares nothing with other oracles (TYPE_CHECKING excepted)"
     if parts[2].endswith("_mpmath"):
         return "the mpmath layer is for tests"
-    if parts[2].endswith("_exact") and parts[2] != f"{stem}_exact":
-        return "only an operation's own contract names its exact layer"
+    if parts[2].endswith("_exact") and not f"{stem}_".startswith(parts[2].removesuffix("exact")):
+        return "another operation's exact layer"
     return None
 
 
-def borrowed(tree: ast.Module) -> Iterator[Import]:
-    """Names from an `_exact` module that are used anywhere but as arguments of `Contract(...)`."""
+def borrowed(tree: ast.Module, stem: str) -> Iterator[Import]:
+    """Names from `<stem>_exact` that `<stem>.py` uses anywhere but in arguments of `Contract`."""
+    layer = f"tightrope.oracles.{stem}_exact"
     names = {
         alias.asname or alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if (node.module or "").endswith("_exact") or alias.name.endswith("_exact")
+        if layer in (node.module, f"{node.module}.{alias.name}")
     }
     allowed = {
         id(name)
@@ -113,6 +110,8 @@ def borrowed(tree: ast.Module) -> Iterator[Import]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in names and id(node) not in allowed:
             yield node.id, node.lineno
+        if isinstance(node, ast.Import) and any(alias.name == layer for alias in node.names):
+            yield layer, node.lineno
 
 
 def tolerances(tree: ast.AST) -> Iterator[Import]:
@@ -134,7 +133,8 @@ def violations(path: str, source: str) -> list[str]:
     }
     found = [f"{path}:{line}: {module}: {reason}" for (line, reason), module in wrong.items()]
     if path.startswith("oracles/"):
-        found += [f"{path}:{line}: {n} is used outside Contract(...)" for n, line in borrowed(tree)]
+        exact = borrowed(tree, Path(path).stem)
+        found += [f"{path}:{line}: {n} is used outside Contract(...)" for n, line in exact]
     found += [f"{path}:{line}: {n} is a tolerance" for n, line in tolerances(tree)]
     if (lines := source.count("\n")) > LONGEST:
         found.append(f"{path}: {lines} lines, at most {LONGEST}")
@@ -162,7 +162,10 @@ def test_file_keeps_the_rules(path: str) -> None:
         ("oracles/rope.py", "import mpmath"),
         ("oracles/rope.py", "from tightrope.oracles import rope_mpmath"),
         ("oracles/rope.py", "from tightrope.oracles.rope_exact import exact\ny = exact(1)"),
-        ("oracles/rope_budget.py", "from tightrope.oracles.rope_exact import exact"),
+        ("oracles/rope.py", "from tightrope.oracles import rope_exact\ny = rope_exact.exact(1)"),
+        ("oracles/rope.py", "import tightrope.oracles.rope_exact\n"),
+        ("oracles/rope_budget.py", "from tightrope.oracles.rope_mpmath import exact"),
+        ("oracles/rope_budget.py", "from tightrope.oracles.rope_table_exact import exact"),
         ("oracles/rope_exact.py", "from tightrope.oracles.rope import pairs"),
         ("oracles/rope_exact.py", "import mpmath"),
         ("oracles/rope_mpmath.py", "from tightrope.oracles.rope import RopeCase"),
@@ -193,6 +196,7 @@ def test_breaking_a_rule_is_noticed(path: str, source: str) -> None:
         ),
         ("oracles/rope_exact.py", "if TYPE_CHECKING:\n    import tightrope.oracles.rope"),
         ("oracles/rope_mpmath.py", "import mpmath\nfrom tightrope.formats import FORMATS"),
+        ("oracles/rope_budget.py", "from tightrope.oracles.rope_exact import angle\nangle(1)"),
         ("properties/test_cache.py", "from tightrope.oracles.rope import RopeCase"),
         ("tests/test_ptx.py", "'no atol, and no cos.approx'"),
     ],

@@ -176,6 +176,27 @@ def test_of_two_products_the_left_one_is_fused():
     assert torch.equal(apply("x*w+z*z", x, w, z), apply("fma(x,w,z)", x, w, z * z))
 
 
+@triton.jit
+def broadcast_kernel(X, W, Z, Y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tile = i[:, None] * N + i[None, :]
+    z = tl.load(Z + tile)
+    tl.store(Y + tile, (tl.load(X + i) * tl.load(W + i))[:, None] + z)
+    tl.store(Y + N * N + tile, z - tl.load(X) * tl.load(W))
+
+
+def test_a_broadcast_product_is_fused():
+    (x, w, _), z = close_products(torch.float32), torch.empty(16, 16)
+    x, w = x[:16], w[:16]
+    z[:] = -(x * w)[:, None] * (1 + torch.arange(16) / 64)
+    y = torch.empty(2, 16, 16)
+    broadcast_kernel[(1,)](x, w, z, y, 16)
+    (a, b), c = (rationals(v) for v in (x, w)), [rationals(row) for row in z]
+    for i in range(16):
+        assert rationals(y[0, i]) == [nearest(a[i] * b[i] + v, 24, -126) for v in c[i]]
+        assert rationals(y[1, i]) == [nearest(v - a[0] * b[0], 24, -126) for v in c[i]]
+
+
 def test_a_negated_product():
     """Where Triton has fneg (3.9), one fma; before, 0 - x*w is the fma and the sum rounds again."""
     x, w, z = close_products(torch.float32)
@@ -220,6 +241,18 @@ def test_fma_of_zeros_and_infinities(dtype):
         assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~expected.isnan())
 
 
+def test_float64_fma_beside_ties():
+    """z is odd in its last place, x*w half an ulp of it but for 2^-104: two roundings show."""
+    k = torch.arange(256, dtype=torch.float64)
+    z = (2.0**53 + 2 + 4 * k) * torch.where(k % 2 == 0, 1, -1) * 2.0 ** (k - 128)
+    x = torch.full_like(z, 1 - 2.0**-52) * 2.0 ** (k - 128)
+    w = torch.full_like(z, 1 + 2.0**-52) * torch.where(k % 3 == 0, 1, -1)
+    expected = [
+        nearest(a * b + c, 53, -1022) for a, b, c in zip(*map(rationals, (x, w, z)), strict=True)
+    ]
+    assert rationals(apply("fma(x,w,z)", x, w, z)) == expected
+
+
 def test_float32_fma_with_subnormal_results():
     x, w = draw(torch.float32) * 2.0**-70, draw(torch.float32, seed=1) * 2.0**-70
     z = draw(torch.float32, seed=2) * 2.0**-140
@@ -247,9 +280,9 @@ def test_sqrt_rn_is_correctly_rounded():
 
 
 def test_remainder_is_the_compiled_formula():
-    x, w = draw(torch.float32), draw(torch.float32, seed=1)
-    q = rationals((x / w).trunc())
-    expected = [
-        nearest(a - n * b, 24, -126) for a, n, b in zip(rationals(x), q, rationals(w), strict=True)
-    ]
-    assert rationals(apply("x%w", x, w)) == expected
+    x, w = draw(torch.float32) * 2.0**20, draw(torch.float32, seed=1)
+    n = (x / w).trunc()
+    exact = zip(*map(rationals, (x, n, w)), strict=True)
+    got = apply("x%w", x, w)
+    assert rationals(got) == [nearest(a - k * b, 24, -126) for a, k, b in exact]
+    assert not torch.equal(got, x.fmod(w))

@@ -205,7 +205,7 @@ def test_tf32x3_lies_between_tf32_and_float32(model):
         with install(dot=model):
             out = run(a, b, c, precision=precision).double().numpy()
         error[precision] = (np.abs(out - (x @ y + z)) / size).max()
-    # Dropping 13 bits of each operand costs up to 2 * 2^-10; the split leaves lo*lo, 2^-22, and sums.
+    # Dropping 13 bits of each operand costs up to 2 * 2^-10; the split leaves lo*lo and sums.
     assert 2.0**-15 < error["tf32"] < 2.0**-9
     assert error["tf32x3"] < 34 * 2.0**-23
     assert error["ieee"] < 33 * 2.0**-24

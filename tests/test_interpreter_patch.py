@@ -157,6 +157,18 @@ def test_refused_without_interpretation():
     assert "RuntimeError: set TRITON_INTERPRET=1 before Triton is imported" in done.stderr
 
 
+def test_a_renamed_class_is_named():
+    code = """
+import triton.runtime.interpreter as ip, tightrope.interpreter as i
+del ip.TensorHandle
+i.install()
+"""
+    done = run_python(code, TRITON_INTERPRET="1")
+    assert done.returncode == 1
+    assert "RuntimeError: Triton's interpreter is missing or unknown: module" in done.stderr
+    assert "has no attribute 'TensorHandle'" in done.stderr
+
+
 def test_importing_the_package_imports_no_triton():
     done = run_python(
         "import sys, tightrope.interpreter; print({'triton', 'torch', 'numpy'} & set(sys.modules))"

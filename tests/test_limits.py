@@ -55,11 +55,17 @@ def wrong(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"contract_name": "rop"}, "adapter.py:7: .*unknown contract 'rop'; known: rope_table, rope"),
+        (
+            {"contract_name": "rop"},
+            "adapter.py:7: .*unknown contract 'rop'; known: rope_table, rope",
+        ),
         ({"limits": {"head": (1,)}}, "adapter.py:7: .*unknown limit 'head'"),
         ({"where": ("round",)}, "adapter.py:7: .*unknown relation"),
         ({"returns": ("v",)}, "adapter.py:7: .*unknown output 'v'; known: q, k"),
-        ({"arithmetic": Arithmetic(prodct="float32")}, "adapter.py:7: .*unknown arithmetic stage prodct"),
+        (
+            {"arithmetic": Arithmetic(prodct="float32")},
+            "adapter.py:7: .*unknown arithmetic stage prodct",
+        ),
     ],
 )
 def test_a_wrong_name_is_reported_with_the_decorators_place(changes, message):

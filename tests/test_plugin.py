@@ -1,4 +1,4 @@
-"""The plugin from outside: what users see when they run, fail, replay, crash and run out of time."""
+"""The plugin from outside: what users see when they run, fail, replay, crash, run out of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ADAPTER = '''
+ADAPTER = """
 import torch
 from tightrope import implements
 
@@ -27,14 +27,16 @@ def acme(q, k, cos, sin, positions, *, interleaved):
         return y
     EXTRA
     return turn(q), turn(k)
-'''
+"""
 
 
 def tightrope(folder, *words, **environment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TIGHTROPE_DEVICE": "cpu", **environment}
     env = {k: v for k, v in env.items() if not k.startswith(("PYTEST_", "TIGHTROPE_IMPL"))}
     command = [sys.executable, "-m", "tightrope", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def adapter(folder, sign="1", extra="pass"):
@@ -42,7 +44,11 @@ def adapter(folder, sign="1", extra="pass"):
 
 
 def run(folder, *words, **environment):
-    few = ("--examples=5", "--workers=1") if not any(w.startswith("--workers") for w in words) else ("--examples=5",)
+    few = (
+        ("--examples=5", "--workers=1")
+        if not any(w.startswith("--workers") for w in words)
+        else ("--examples=5",)
+    )
     return tightrope(folder, "run", "--impl=acme_adapter", *few, *words, **environment)
 
 
@@ -67,7 +73,8 @@ def test_a_wrong_kernel_is_told_with_case_value_terms_diagnosis_and_replay(tmp_p
     done = run(tmp_path, "-k", "matches_oracle")
     assert done.returncode == 1
     for part in (
-        "test_matches_oracle does not hold for rope acme (float32)", "case = RopeCase(", "exact value",
+        "test_matches_oracle does not hold for rope acme (float32)", "case = RopeCase(",
+        "exact value",
         "rounded to float32", "elements are wrong", "replay: tightrope replay",
     ):  # fmt: skip
         assert part in done.stdout, part
@@ -89,7 +96,11 @@ def test_a_report_is_replayed_in_another_folder(tmp_path):
     adapter(elsewhere, sign="-1")
     report = (elsewhere / "report.json").write_bytes((tmp_path / "report.json").read_bytes())
     assert report
-    failed = [k for k, r in json.loads((tmp_path / "report.json").read_text())["results"].items() if r["outcome"] == "failed"]
+    failed = [
+        k
+        for k, r in json.loads((tmp_path / "report.json").read_text())["results"].items()
+        if r["outcome"] == "failed"
+    ]
     assert len(failed) >= 3
     again = tightrope(elsewhere, "replay", "report.json")
     assert f"{len(failed)} failed" in again.stdout
@@ -118,7 +129,10 @@ def test_unknown_limits_are_reported_with_the_adapters_place(tmp_path):
     path.write_text(path.read_text().replace("interleaved=(False,)", "interlaced=(False,)"))
     done = run(tmp_path)
     assert done.returncode == 4
-    assert re.search(r"acme_adapter.py:\d+: implementation 'acme': unknown limit 'interlaced'", done.stdout + done.stderr)
+    assert re.search(
+        r"acme_adapter.py:\d+: implementation 'acme': unknown limit 'interlaced'",
+        done.stdout + done.stderr,
+    )
 
 
 def test_a_killed_workers_case_is_known_and_the_run_goes_on(tmp_path):
@@ -151,7 +165,10 @@ def test_the_time_is_shared_and_what_got_none_is_not_covered(tmp_path):
 
 
 def test_without_a_gpu_requiring_one_is_an_error(tmp_path):
-    if subprocess.run([sys.executable, "-c", "import torch, sys; sys.exit(torch.cuda.is_available())"], check=False).returncode:
+    if subprocess.run(
+        [sys.executable, "-c", "import torch, sys; sys.exit(torch.cuda.is_available())"],
+        check=False,
+    ).returncode:
         pytest.skip("this machine has a GPU")
     adapter(tmp_path)
     done = run(tmp_path, "--require-gpu", TIGHTROPE_DEVICE="")
@@ -164,7 +181,11 @@ def test_a_torn_report_is_not_left_behind(tmp_path, monkeypatch):
 
     target = tmp_path / "report.json"
     target.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(OSError, match="No space left"):
         blackbox.write_atomically(target, "new")
     assert target.read_text() == "old"

@@ -173,7 +173,9 @@ def _(q, k, cos, sin, positions, *, interleaved):
 @wrong("a_third_tensor_rotated")
 def _(q, k, cos, sin, positions, *, interleaved):
     c, s = rows(cos, sin, positions)
-    end = k.storage_offset() + sum((n - 1) * t for n, t in zip(k.shape, k.stride(), strict=True)) + 1
+    end = (
+        k.storage_offset() + sum((n - 1) * t for n, t in zip(k.shape, k.stride(), strict=True)) + 1
+    )
     v = torch.as_strided(k, (1, 1, 16), (16, 16, 1), end)  # what lies behind k
     if k.numel():
         v.copy_(torch.roll(v, 1, -1) + 1)

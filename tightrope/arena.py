@@ -1,9 +1,11 @@
 """Arenas: every input and output lies between guard bands, unused slots and outputs are poisoned.
 
-One block of memory holds all inputs of a call and room for what the kernel allocates. It is uploaded
-once and downloaded once; afterwards every byte that the kernel had no business with is compared.
+One block of memory holds all inputs of a call and room for what the kernel allocates. It is
+uploaded once and downloaded once; afterwards every byte that the kernel had no business with is
+compared.
 
-    | band | q (gaps poisoned) | band | k | band | ... | band | output | band | output | band | room |
+    | band | q (gaps poisoned) | band | k | band | ... | band | output | band | output | band |
+    room |
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Allocation:
 class Arena:
     """The memory of one call."""
 
-    def __init__(self, arrays: Mapping[str, Array], layouts: Mapping[str, str], device: str) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Array], layouts: Mapping[str, str], device: str
+    ) -> None:
         self.sections: dict[str, Section] = {}
         cursor = BAND
         for name, array in arrays.items():
@@ -100,13 +104,23 @@ class Arena:
     def argument(self, name: str) -> torch.Tensor:
         """The input as a tensor with its layout's strides."""
         section = self.sections[name]
-        return _view(self.chunks[0], section.dtype.name, section.shape, section.placement.strides, section.start)
+        return _view(
+            self.chunks[0],
+            section.dtype.name,
+            section.shape,
+            section.placement.strides,
+            section.start,
+        )
 
-    def allocate(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         """Poisoned memory between guard bands, as `torch.empty_strided` would give it."""
         import torch
 
-        extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        extent = (
+            0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        )
         size = extent * dtype.itemsize
         size += size % 2
         need = _aligned(size) + 2 * BAND
@@ -123,7 +137,10 @@ class Arena:
 
     def download(self) -> list[Array]:
         """Every chunk's used bytes after the call, as uint16 words on the host."""
-        blocks = [c[: (u + 1) // 2].cpu().numpy().view(np.uint16) for c, u in zip(self.chunks, self.used, strict=True)]
+        blocks = [
+            c[: (u + 1) // 2].cpu().numpy().view(np.uint16)
+            for c, u in zip(self.chunks, self.used, strict=True)
+        ]
         return blocks
 
     def owner(self, tensor: torch.Tensor) -> int | None:
@@ -149,13 +166,13 @@ class Arena:
         if not np.array_equal(actual, expected):
             raise MemoryFault(self._blame(2 * int(np.argmax(actual != expected))), law="memory")
         for allocation in self.allocations:
-            block = blocks[allocation.chunk]
+            block, size = blocks[allocation.chunk], allocation.stop - allocation.start
             before = block[(allocation.start - BAND) // 2 : allocation.start // 2]
             after = block[allocation.stop // 2 : (allocation.stop + BAND) // 2]
             for side, band in (("before", before), ("after", after)):
                 if (band != GUARD).any():
                     raise MemoryFault(
-                        f"guard band {side} an output of {allocation.stop - allocation.start} bytes "
+                        f"guard band {side} an output of {size} bytes "
                         f"was overwritten, {int((band != GUARD).sum()) * 2} bytes of {BAND}",
                         law="memory",
                     )
@@ -167,7 +184,10 @@ class Arena:
             if first <= byte < first + size:
                 return f"input {section.name} was changed: byte {byte - first} of its storage"
             if byte < first:
-                return f"guard band before input {section.name} was overwritten, {first - byte} bytes ahead of it"
+                ahead = first - byte
+                return (
+                    f"guard band before input {section.name} was overwritten, {ahead} bytes ahead"
+                )
         return "guard band after the last input was overwritten"
 
 

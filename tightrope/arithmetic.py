@@ -1,8 +1,8 @@
 """What an implementation promises about its roundings: named stages and constants.
 
-An arithmetic is data. `rope`, say, has the stages `table`, `product` and `sum`; their values name the
-format that the stage is rounded to. The contract lists its stages with the value that an unknown
-kernel is granted (an honest float32 kernel, any order); a budget is derived from them.
+An arithmetic is data. `rope`, say, has the stages `table`, `product` and `sum`; their values name
+the format that the stage is rounded to. The contract lists its stages with the value that an
+unknown kernel is granted (an honest float32 kernel, any order); a budget is derived from them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Arithmetic(Mapping[str, Any]):
         return f"Arithmetic({', '.join(f'{k}={v!r}' for k, v in self._stages.items())})"
 
     def over(self, defaults: Mapping[str, Any]) -> Arithmetic:
-        """The defaults, with the stages given here put over them. Unknown stages raise ValueError."""
+        """The defaults with these stages put over them. Unknown stages raise ValueError."""
         unknown = set(self) - set(defaults)
         if unknown:
-            raise ValueError(
-                f"unknown arithmetic stage {', '.join(sorted(unknown))}; known: {', '.join(defaults)}"
-            )
+            names = ", ".join(sorted(unknown))
+            raise ValueError(f"unknown arithmetic stage {names}; known: {', '.join(defaults)}")
         return Arithmetic(**{**defaults, **self})
 
 

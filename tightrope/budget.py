@@ -1,9 +1,9 @@
 """Budgets: what a right kernel may be off, as a sum of named terms, and who is inside.
 
-A result in format f is right iff RN_f(x - e) <= out <= RN_f(x + e), x the exact value and e the sum of
-the terms. Rounding is monotone, so this is exact set membership and the last rounding costs no slack.
-Where an arithmetic prescribes its roundings, the replayed value must be met as well (T1); the
-intersection decides. Derivations: docs/error-budgets.md.
+A result in format f is right iff RN_f(x - e) <= out <= RN_f(x + e), x the exact value and e the
+sum of the terms. Rounding is monotone, so this is exact set membership and the last rounding
+costs no slack. Where an arithmetic prescribes its roundings, the replayed value must be met as
+well (T1); the intersection decides. Derivations: docs/error-budgets.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Budget:
         return Budget(self.expected, terms, self.dtype, self.oracle, self.replay)
 
     def inside(self, actual: Array, slack: float = 0.0) -> Array:
-        """Elementwise membership in T0; slack +1 widens and -1 narrows by the oracle's own error."""
+        """Elementwise membership in T0; slack 1 widens, -1 narrows by the oracle's own error."""
         out, e = widen(actual), self.bound + slack * np.asarray(self.oracle)
         low, high = self.format.round(self.expected - e), self.format.round(self.expected + e)
         return (e >= 0) & (low <= out) & (out <= high)
@@ -91,7 +91,7 @@ class Budget:
         return (self.format.round(c - r) <= out) & (out <= self.format.round(c + r))
 
     def accepts(self, actual: Array) -> bool:
-        """Whether float64 alone lets every element pass (used for null models, not for verdicts)."""
+        """Whether float64 alone lets every element pass (for null models, not verdicts)."""
         return bool((self.inside(actual, 1.0) & self.replayed(actual)).all())
 
     def share(self, actual: Array) -> Array:
@@ -158,7 +158,9 @@ def judge(name: str, actual: Array, budget: Budget, exact: Exact | None = None) 
     if undecided.size and exact is not None:
         settled = min(undecided.size, SETTLE)
         right = right.ravel().copy()
-        for index, value in zip(undecided[:settled], exact(undecided[:settled].tolist()), strict=True):
+        for index, value in zip(
+            undecided[:settled], exact(undecided[:settled].tolist()), strict=True
+        ):
             right[index], share[index] = _settle(actual, budget, int(index), value)
         right[undecided[settled:]] = True
     right = right.ravel() & declared.ravel()
@@ -166,12 +168,12 @@ def judge(name: str, actual: Array, budget: Budget, exact: Exact | None = None) 
     if not right.all():
         wrong = np.flatnonzero(~right)
         worst = int(wrong[np.argmax(share[wrong])])
-        value = None if exact is None else exact([worst])[0]
-        if value is not None and declared.ravel()[worst]:
-            confirmed, share[worst] = _settle(actual, budget, worst, value)
+        truth = None if exact is None else exact([worst])[0]
+        if truth is not None and declared.ravel()[worst]:
+            confirmed, share[worst] = _settle(actual, budget, worst, truth)
             if confirmed and wrong.size == 1:
                 return Verdict(True, float(share[worst]), worst, 0, settled + 1)
-        return _verdict(name, actual, budget, worst, share, wrong.size, settled, value)
+        return _verdict(name, actual, budget, worst, share, wrong.size, settled, truth)
     return Verdict(True, float(share[worst]), worst, 0, settled)
 
 
@@ -218,13 +220,14 @@ def _verdict(
     elif budget.replay is not None:
         centre = float(budget.format.round(budget.replay.centre).ravel()[worst])
         lines.append(
-            f"within the worst case, but not the declared arithmetic: its roundings give {centre:.9g}"
+            f"within the worst case, but not the declared arithmetic, which gives {centre:.9g}"
         )
     lines += [f"  {bound:.3e}  {term}" for term, bound in terms.items()]
     lines.append(f"{wrong} of {budget.expected.size} elements are wrong")
     detail = {
-        "output": name, "index": index, "actual": out, "exact": digits, "share": float(share[worst]),
-        "bound": bound, "terms": terms, "wrong": int(wrong), "size": int(budget.expected.size),
+        "output": name, "index": index, "actual": out, "exact": digits,
+        "share": float(share[worst]), "bound": bound, "terms": terms,
+        "wrong": int(wrong), "size": int(budget.expected.size),
     }  # fmt: skip
     return Verdict(False, float(share[worst]), worst, int(wrong), settled, "\n".join(lines), detail)
 

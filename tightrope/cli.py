@@ -45,22 +45,34 @@ def _parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="check implementations against every law of their contracts")
     run.set_defaults(do=do_run)
     run.add_argument("--profile", choices=("dev", "ci", "nightly"), default="dev")
-    run.add_argument("--examples", type=int, metavar="N", help="examples a law, in place of the profile's")
-    run.add_argument("--no-shrink", action="store_true", help="report the first failure found, as drawn")
-    run.add_argument("--max-seconds", type=float, metavar="N", help="share N seconds over the laws; 0: no limit")
+    run.add_argument(
+        "--examples", type=int, metavar="N", help="examples a law, in place of the profile's"
+    )
+    run.add_argument(
+        "--no-shrink", action="store_true", help="report the first failure found, as drawn"
+    )
+    run.add_argument(
+        "--max-seconds", type=float, metavar="N", help="share N seconds over the laws; 0: no limit"
+    )
     run.add_argument("--report", metavar="FILE", help="write results to FILE (JSON)")
-    run.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only matching laws (pytest's -k)")
+    run.add_argument(
+        "-k", dest="keyword", metavar="EXPRESSION", help="only matching laws (pytest's -k)"
+    )
     run.add_argument("--seed", type=int, metavar="N", help="Hypothesis's seed")
     replay = verbs.add_parser("replay", help="run the failures of a report again, exactly")
     replay.set_defaults(do=do_replay)
     replay.add_argument("file", help="a report, or a failure file that a run named")
-    replay.add_argument("--only", default="", metavar="TEXT", help="only failures whose name contains TEXT")
+    replay.add_argument(
+        "--only", default="", metavar="TEXT", help="only failures whose name contains TEXT"
+    )
     for verb in (run, replay):
         verb.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
         verb.add_argument("--dtype", action="append", default=[], metavar="DTYPE")
         verb.add_argument("--device", choices=("cuda", "cpu"))
         verb.add_argument("--require-gpu", action="store_true")
-        verb.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core, at most 16)")
+        verb.add_argument(
+            "--workers", type=int, metavar="N", help="processes (default: one a core, at most 16)"
+        )
     listing = verbs.add_parser("list", help="contracts, implementations and their limits")
     listing.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
     listing.set_defaults(do=do_list)
@@ -77,7 +89,12 @@ def _parser() -> argparse.ArgumentParser:
 def do_run(options: argparse.Namespace) -> int:
     command = _pytest(options, ["--pyargs", LAWS])
     seconds = options.max_seconds
-    if seconds is None and options.profile == "dev" and not options.examples and _interpreted(options):
+    if (
+        seconds is None
+        and options.profile == "dev"
+        and not options.examples
+        and _interpreted(options)
+    ):
         seconds = INTERPRETER_SECONDS
     if seconds:
         command.append(f"--tightrope-max-seconds={seconds:g}")
@@ -114,7 +131,17 @@ def _interpreted(options: argparse.Namespace) -> bool:
 
 def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     """The pytest command that the options of `run` and `replay` stand for."""
-    command = [sys.executable, "-m", "pytest", "-p", "tightrope.plugin", *what, "-q", "--tb=short", "-rN"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tightrope.plugin",
+        *what,
+        "-q",
+        "--tb=short",
+        "-rN",
+    ]
     count = options.workers or workers.workers(getattr(options, "profile", "dev"))
     if count > 1:
         command += ["-n", str(count)]

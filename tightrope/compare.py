@@ -35,7 +35,9 @@ def same_bits(name: str, a: Array, b: Array, story: str) -> None:
     """Demand the same bits; raises Violation naming the first element that differs."""
     __tracebackhide__ = True
     if a.shape != b.shape or a.dtype != b.dtype:
-        raise Violation(f"{name}: {a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}: {story}")
+        raise Violation(
+            f"{name}: {a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)}: {story}"
+        )
     bits = np.uint8 if a.size == 0 else np.dtype(f"u{a.dtype.itemsize}")
     x, y = np.ascontiguousarray(a).view(bits), np.ascontiguousarray(b).view(bits)
     differ = np.flatnonzero(x != y)
@@ -66,7 +68,8 @@ def within(name: str, difference: Array, limit: Array, story: str) -> None:
             f"{name}[{index}]: {story}; off by {abs(difference.ravel()[worst]):.3e}, allowed "
             f"{limit.ravel()[worst]:.3e} (share {share.ravel()[worst]:.3g}); "
             f"{int((share > 1).sum())} of {share.size} elements",
-            output=name, share=float(share.ravel()[worst]), wrong=int((share > 1).sum()), size=int(share.size),
+            output=name, share=float(share.ravel()[worst]),
+            wrong=int((share > 1).sum()), size=int(share.size),
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A contract: what every implementation of one operation agrees on.
 
-It lives in `oracles/<name>.py` as `CONTRACT` and is found by its name. It holds functions, not code to
-inherit: cases, inputs, a float64 oracle, an exact oracle and a budget.
+It lives in `oracles/<name>.py` as `CONTRACT` and is found by its name. It holds functions, not
+code to inherit: cases, inputs, a float64 oracle, an exact oracle and a budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tightrope.limits import Domain, Limits
 Arrays = Mapping[str, Array]
 
 
-def _nothing(case: Any, *_: Any) -> dict[str, Any]:
+def _nothing(case: Any, *_: Any) -> Any:
     return {}
 
 
@@ -39,8 +39,9 @@ class Contract:
     oracle(case, inputs): output -> float64. exact(case, inputs, output, flat indices): rationals.
     budget(case, inputs, arithmetic): output -> Budget.
     nulls(case, inputs): name -> outputs of a model that does nothing useful; a case whose budget
-    would accept one of them is uninformative. alternatives(case, inputs): (sentence, outputs) pairs,
-    what a wrong kernel may compute instead. axes: fields shown in the covered / not covered grid.
+    would accept one of them is uninformative. alternatives(case, inputs): (sentence, outputs)
+    pairs, what a wrong kernel may compute instead. axes: fields shown in the covered / not
+    covered grid.
     """
 
     name: str

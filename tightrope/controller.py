@@ -42,8 +42,9 @@ class Controller:
         key = _key(crashitem)
         message = case.get("error") or "the process died"
         data = {
-            "law": case.get("law", ""), "contract": case["contract"], "implementation": case["implementation"],
-            "module": case["module"], "dtype": case["case"].get("dtype", ""), "outcome": "failed", "cases": 1,
+            "law": case.get("law", ""), "contract": case["contract"],
+            "implementation": case["implementation"], "module": case["module"],
+            "dtype": case["case"].get("dtype", ""), "outcome": "failed", "cases": 1,
             "failure": {
                 "kind": "Crash", "message": message, "detail": {},
                 "drawn": {**_extra(case), "case": {"case": case["case"]}},
@@ -52,11 +53,12 @@ class Controller:
         from tightrope.results import failure_file
 
         path = failure_file(key)
-        blackbox.write_atomically(path, json.dumps({"schema": SCHEMA, "results": {key: data}}, indent=1))
-        self.results[key] = data
-        report.longrepr = (
-            f"{report.longrepr}\n{message}\n  case = {case['case']}\nreplay: tightrope replay {path}"
+        blackbox.write_atomically(
+            path, json.dumps({"schema": SCHEMA, "results": {key: data}}, indent=1)
         )
+        self.results[key] = data
+        told = f"{message}\n  case = {case['case']}\nreplay: tightrope replay {path}"
+        report.longrepr = f"{report.longrepr}\n{told}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "setup" and report.skipped and "law" in report.keywords:
@@ -73,11 +75,13 @@ class Controller:
     def write(self) -> None:
         from tightrope.environment import environment
 
-        text = json.dumps(
-            {"schema": SCHEMA, "environment": environment(), "seconds": round(time.time() - self.state.started, 1),
-             "results": self.results}, indent=1,
-        )  # fmt: skip
-        blackbox.write_atomically(Path(self.path), text + "\n")
+        report = {
+            "schema": SCHEMA,
+            "environment": environment(),
+            "seconds": round(time.time() - self.state.started, 1),
+            "results": self.results,
+        }
+        blackbox.write_atomically(Path(self.path), json.dumps(report, indent=1) + "\n")
         self.written = time.monotonic()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -85,7 +89,10 @@ class Controller:
             from tightrope.tables import summary
 
             terminalreporter.section("tightrope")
-            for line in summary(self.results, terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False):
+            for line in summary(
+                self.results,
+                terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False,
+            ):
                 terminalreporter.write_line(line)
         if self.path:
             terminalreporter.write_line(f"report: {self.path}")

@@ -27,8 +27,8 @@ def _outliers(rng: np.random.Generator, shape: Shape, fmt: Format) -> Array:
     """A few feature channels a thousand times larger, as in trained models."""
     x = rng.standard_normal(shape)
     features = shape[-1] if shape else 1
-    channels = rng.choice(features, size=max(1, features // 16), replace=False) if features else []
-    x[..., channels] *= 1000.0
+    if features:
+        x[..., rng.choice(features, size=max(1, features // 16), replace=False)] *= 1000.0
     return x
 
 

@@ -1,4 +1,4 @@
-"""The one place where arrays cross between host and device: one upload, one launch, one download."""
+"""Where arrays cross between host and device: one upload, one launch, one download."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class DeviceLost(RuntimeError):
 def prepare(kind: str | None = None) -> Device:
     """Choose the device for this process and, on a CPU, make Triton's interpreter faithful.
 
-    kind: "cuda", "cpu" or None (a GPU if there is one). Raises RuntimeError if a GPU is asked for and
-    there is none, or if Triton was imported too early to be interpreted.
+    kind: "cuda", "cpu" or None (a GPU if there is one). Raises RuntimeError if a GPU is asked for
+    and there is none, or if Triton was imported too early to be interpreted.
     """
     wanted = kind or os.environ.get("TIGHTROPE_DEVICE") or None
     if wanted:
@@ -79,14 +79,16 @@ def _accepted(fn: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _keywords(fn: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the function wants them: dtypes as torch dtypes; off-switches only if it has them."""
+    """Options as the function wants them: torch dtypes; off-switches only if it has them."""
     import torch
 
     known, out = _accepted(fn), {}
     for name, value in options.items():
         if known is not None and name not in known and (value is None or value is False):
             continue
-        out[name] = getattr(torch, value) if name.endswith("dtype") and isinstance(value, str) else value
+        out[name] = (
+            getattr(torch, value) if name.endswith("dtype") and isinstance(value, str) else value
+        )
     return out
 
 
@@ -107,11 +109,17 @@ def _watcher() -> Any:
             self.arena = arena
             self.home = torch.device(arena.device).type
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
             if func not in factories:
                 return func(*args, **kwargs)
-            default = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
+            default = (
+                args[0].device
+                if args and isinstance(args[0], torch.Tensor)
+                else torch.get_default_device()
+            )
             if torch.device(kwargs.get("device") or default).type != self.home:
                 return func(*args, **kwargs)
             meta = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
@@ -121,9 +129,12 @@ def _watcher() -> Any:
 
 
 def run(
-    impl: Implementation, case: Any, inputs: Mapping[str, Any], layouts: Mapping[str, str] | None = None
+    impl: Implementation,
+    case: Any,
+    inputs: Mapping[str, Any],
+    layouts: Mapping[str, str] | None = None,
 ) -> dict[str, Array]:
-    """Call an implementation on a case inside an arena; output name -> NumPy array in its own dtype.
+    """Call an implementation on a case inside an arena; output name -> NumPy array.
 
     layouts: argument -> layout name, in place of the case's (an empty mapping: all contiguous).
     Raises MemoryFault (guard bands, changed inputs, unwritten outputs), Violation (wrong outputs by
@@ -140,7 +151,9 @@ def run(
         tensors = _named(impl, returned)
         blocks = arena.download()
         in_place = spec.in_place(case)
-        outputs = {n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()}
+        outputs = {
+            n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()
+        }
     except Exception as error:
         if STICKY.search(str(error)):
             blackbox.lost(impl, case, error)
@@ -173,18 +186,26 @@ def _fetch(
     if argument is not None:
         same = arguments[argument]
         if tensor.data_ptr() != same.data_ptr() or tensor.stride() != same.stride():
-            raise MemoryFault(f"in place, {name} must be the argument {argument} itself", law="memory")
+            raise MemoryFault(
+                f"in place, {name} must be the argument {argument} itself", law="memory"
+            )
     elif inside_inputs and tensor.numel():
-        raise MemoryFault(f"{name} shares memory with an input, but the call is not in place", law="memory")
+        raise MemoryFault(
+            f"{name} shares memory with an input, but the call is not in place", law="memory"
+        )
     if chunk is None:
         return to_numpy(tensor)
     dtype = numpy_dtype(tensor)
     strides = tuple(s * dtype.itemsize for s in tensor.stride())
     offset = tensor.storage_offset() * dtype.itemsize
-    array = np.ndarray(tuple(tensor.shape), dtype, blocks[chunk], offset if tensor.numel() else 0, strides).copy()
+    array = np.ndarray(
+        tuple(tensor.shape), dtype, blocks[chunk], offset if tensor.numel() else 0, strides
+    ).copy()
     missing = 0 if argument is not None else unwritten(array)
     if missing:
-        raise MemoryFault(f"{missing} of {array.size} elements of {name} were never written", law="memory")
+        raise MemoryFault(
+            f"{missing} of {array.size} elements of {name} were never written", law="memory"
+        )
     return array
 
 

@@ -27,7 +27,11 @@ def examine() -> int:
     for package, version in found["packages"].items():
         table.add_row(package, version or "[red]missing[/red]")
         status |= version is None and package not in ("tightrope",)
-    table.add_row("device", f"{device.name}" + (f", sm_{''.join(map(str, device.capability))}" if device.capability else ""))
+    table.add_row(
+        "device",
+        f"{device.name}"
+        + (f", sm_{''.join(map(str, device.capability))}" if device.capability else ""),
+    )
     for name, value in found.get("device", {}).items():
         table.add_row(f"  {name}", str(value))
     console.print(table)
@@ -43,7 +47,9 @@ def _interpreter(console: object) -> None:
     from tightrope.interpreter import NOT_FAITHFUL
 
     assert isinstance(console, Console)
-    console.print("Kernels run on Triton's interpreter, made to round as compiled code does. It does not show:")
+    console.print(
+        "Triton's interpreter runs kernels here, rounding as compiled code does. It does not show:"
+    )
     for limit in NOT_FAITHFUL:
         console.print(f"  - {limit}", highlight=False)
 
@@ -51,10 +57,10 @@ def _interpreter(console: object) -> None:
 def _peers(console: object) -> None:
     from rich.console import Console
 
-    import tightrope.impls
+    from tightrope.subjects import BUNDLED
 
     assert isinstance(console, Console)
-    for found in pkgutil.iter_modules(tightrope.impls.__path__):
-        missing = getattr(importlib.import_module(f"tightrope.impls.{found.name}"), "MISSING", None)
+    for found in pkgutil.iter_modules(importlib.import_module(BUNDLED).__path__):
+        missing = getattr(importlib.import_module(f"{BUNDLED}.{found.name}"), "MISSING", None)
         if missing:
             console.print(f"peer {found.name} is off: {missing} is not installed", highlight=False)

@@ -52,6 +52,6 @@ def driver() -> str | None:
 
 
 INTERPRETED = (
-    "run on Triton's interpreter: indexing, masks, strides and roundings are checked; races, approximate "
-    "functions, shared memory and what the compiler does are not (see `tightrope doctor`)"
+    "run on Triton's interpreter: indexing, masks, strides and roundings are checked; races, "
+    "approximate functions, shared memory and what the compiler does are not (`tightrope doctor`)"
 )

@@ -19,7 +19,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format with `precision` significand bits (the hidden one included)."""
+    """A binary floating-point format; `precision` counts the hidden bit too."""
 
     name: str
     precision: int
@@ -56,7 +56,7 @@ class Format:
         return np.ldexp(1.0, np.maximum(exponent, self.emin) - self.precision + 1)
 
     def half_ulp(self, x: ArrayLike) -> Array:
-        """A bound on |RN(y) - y| for every |y| <= |x|: half the spacing at |x| (monotone in |x|)."""
+        """A bound on |RN(y) - y| for every |y| <= |x|: half the spacing at |x|; monotone."""
         return 0.5 * self.ulp(x)
 
     def round(self, x: ArrayLike) -> Array:
@@ -67,7 +67,9 @@ class Format:
         with np.errstate(invalid="ignore", over="ignore"):
             spacing = self.ulp(np.where(np.isfinite(x), x, 0.0))
             y = np.rint(x / spacing) * spacing
-            return np.where(np.abs(y) > self.largest, np.copysign(np.inf, x), np.where(np.isfinite(x), y, x))
+            return np.where(
+                np.abs(y) > self.largest, np.copysign(np.inf, x), np.where(np.isfinite(x), y, x)
+            )
 
     def truncate(self, x: ArrayLike) -> Array:
         """Round toward zero."""

@@ -46,10 +46,16 @@ class Implementation:
     def outputs(self) -> tuple[str, ...]:
         return self.returns or self.contract.outputs
 
-    def narrow(self, limits: Mapping[str, Collection[Any]], where: Collection[str] = ()) -> Implementation | None:
+    def narrow(
+        self, limits: Mapping[str, Collection[Any]], where: Collection[str] = ()
+    ) -> Implementation | None:
         """The same function on fewer cases; None if none is left."""
         left = self.contract.limits(self.limits, self.where).narrowed(limits, where)
-        return None if left is None else replace(self, limits=left.given, where=tuple(sorted(left.where)))
+        return (
+            None
+            if left is None
+            else replace(self, limits=left.given, where=tuple(sorted(left.where)))
+        )
 
     def allowed(self) -> Limits:
         return self.contract.limits(self.limits, self.where)
@@ -61,10 +67,12 @@ class Implementation:
 
     @property
     def stranger(self) -> bool:
-        """Whether it promises nothing, so that only the worst case of a float32 kernel is checked."""
+        """Whether it promises nothing: only the worst case of a float32 kernel is checked."""
         return self.arithmetic is None
 
-    def __call__(self, case: Any, inputs: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    def __call__(
+        self, case: Any, inputs: Mapping[str, Any] | None = None, **changes: Any
+    ) -> dict[str, Any]:
         """Upload, launch, download: output name -> NumPy array. See tightrope.device.run."""
         from tightrope.device import run
 
@@ -75,15 +83,15 @@ _REGISTERED: dict[tuple[str, str], Implementation] = {}
 
 
 def implements(
-    name_of_contract: str, *, name: str, where: Collection[str] = (), returns: tuple[str, ...] | None = None,
-    arithmetic: Promise | None = None, **limits: Any,
+    name_of_contract: str, *, name: str, where: Collection[str] = (),
+    returns: tuple[str, ...] | None = None, arithmetic: Promise | None = None, **limits: Any,
 ) -> Callable[[Function], Function]:  # fmt: skip
     """Put a function under test for a contract; the function itself is returned unchanged.
 
-    Limits are tuples of values or ranges (`head_dim=(64, 128)`), or under `where` names of relations
-    (`out_dtype=input`). Nothing is looked up here: names are resolved when tests are collected, and a
-    wrong one is reported with this decorator's file and line. Raises ValueError if the pair
-    (contract, name) is taken by another function.
+    Limits are tuples of values or ranges (`head_dim=(64, 128)`), or under `where` names of
+    relations (`out_dtype=input`). Nothing is looked up here: names are resolved when tests are
+    collected, and a wrong one is reported with this decorator's file and line. Raises ValueError
+    if the pair (contract, name) is taken by another function.
     """
     frame = inspect.stack()[1]
     source = f"{frame.filename}:{frame.lineno}"
@@ -92,7 +100,9 @@ def implements(
         key = (name_of_contract, name)
         old = _REGISTERED.get(key)
         if old is not None and old.source != source:
-            raise ValueError(f"{name_of_contract}: {name!r} is registered twice, at {old.source} and {source}")
+            raise ValueError(
+                f"{name_of_contract}: {name!r} is registered twice, at {old.source} and {source}"
+            )
         _REGISTERED[key] = Implementation(
             contract_name=name_of_contract, name=name, fn=fn, limits=limits, where=tuple(where),
             returns=returns, arithmetic=arithmetic, module=fn.__module__, source=source,

@@ -20,7 +20,8 @@ chosen: dict[str, Any] = dict(PROFILES["dev"])  # the plugin changes it before l
 def choose(profile: str, examples: int | None = None, shrink: bool = True) -> None:
     """Set what laws that are defined from now on run with.
 
-    examples: in place of the profile's. shrink: whether a failure is made smaller before it is told.
+    examples: in place of the profile's. shrink: whether a failure is made smaller before it is
+    told.
     """
     from hypothesis import Phase
 
@@ -48,10 +49,14 @@ class Law:
         book = ledger.opened()
         values = {"case": draw(strategy(impl), "case")}
         for label, drawn in self.drawn.items():
-            chosen = drawn(values["case"]) if callable(drawn) and not hasattr(drawn, "example") else drawn
+            chosen = (
+                drawn(values["case"])
+                if callable(drawn) and not hasattr(drawn, "example")
+                else drawn
+            )
             values[label] = draw(chosen, label)
         if book.time_is_up():  # after drawing: Hypothesis wants every case drawn alike
-            raise ledger.OutOfTime
+            raise ledger.OutOfTime("this law's share of the time is spent")
         book.begin(values)
         blackbox.about(law=self.name, **{k: v for k, v in values.items() if k != "case"})
         try:
@@ -78,8 +83,8 @@ def holds_for(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
     """Turn `law(impl, case, **drawn)` into a test of every implementation of the contracts.
 
-    No contract means all of them. limits and where narrow the cases; an implementation that has none
-    of these cases is shown as not applicable. drawn: label -> strategy, or case -> strategy.
+    No contract means all of them. limits and where narrow the cases; an implementation that has
+    none of these cases is shown as not applicable. drawn: label -> strategy, or case -> strategy.
     """
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
@@ -103,7 +108,8 @@ def holds_for(
         test.__doc__, test.__module__ = body.__doc__, body.__module__
         wrapped: Any = patient(given(data=st.data())(test))
         wrapped.tightrope_law = terms
-        return wrapped  # type: ignore[no-any-return]
+        done: Callable[..., None] = wrapped
+        return done
 
     return decorate
 
@@ -135,11 +141,18 @@ def check_case(impl: Any, case: Any, inputs: Mapping[str, Any], outputs: Mapping
     budgets = spec.budget(case, inputs, impl.promise(case, current()))
     try:
         for name in impl.outputs:
-            check(name, outputs[name], budgets[name], lambda at, name=name: spec.exact(case, inputs, name, at))
+            check(
+                name,
+                outputs[name],
+                budgets[name],
+                lambda at, name=name: spec.exact(case, inputs, name, at),
+            )
     except Violation as violation:
         diagnosis = diagnose(impl, case, inputs, outputs, budgets)
         if diagnosis:
-            raise Violation(f"{violation}\n{diagnosis}", **violation.detail, diagnosis=diagnosis) from None
+            raise Violation(
+                f"{violation}\n{diagnosis}", **violation.detail, diagnosis=diagnosis
+            ) from None
         raise
     ledger.weigh({n: budgets[n] for n in impl.outputs}, spec.nulls(case, inputs))
 

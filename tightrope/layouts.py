@@ -1,4 +1,4 @@
-"""How a tensor lies in memory: strides, gaps and alignment, built here so that laws get them free."""
+"""How a tensor lies in memory: strides, gaps and alignment, so that laws get them free."""
 
 from __future__ import annotations
 

@@ -66,8 +66,10 @@ class Ledger:
         return self.out_of_time
 
     def too_uninformative(self) -> bool:
-        judged = self.informative + self.uninformative
-        return self.uninformative > UNINFORMATIVE_SHARE * judged and self.uninformative > 1
+        """Whether more than 5 % are uninformative, by four standard deviations: a run is a sample."""
+        judged, allowed = self.informative + self.uninformative, UNINFORMATIVE_SHARE
+        spread = 4 * (judged * allowed * (1 - allowed)) ** 0.5
+        return judged > 1 and self.uninformative > allowed * judged + spread
 
 
 _open: ContextVar[Ledger | None] = ContextVar("tightrope_ledger", default=None)
@@ -92,7 +94,8 @@ def weigh(budgets: Mapping[str, Any], nulls: Mapping[str, Mapping[str, Array]]) 
         ledger.empty += 1
         return True
     fooled = any(
-        all(budgets[name].accepts(array) for name, array in outputs.items()) for outputs in nulls.values()
+        all(budgets[name].accepts(array) for name, array in outputs.items())
+        for outputs in nulls.values()
     )
     if fooled:
         ledger.uninformative += 1
@@ -106,6 +109,8 @@ def uninformative_law(book: Ledger) -> None:
     from tightrope.budget import Violation
 
     raise Violation(
-        f"{book.uninformative} of {book.informative + book.uninformative} cases are uninformative: their "
-        f"budget would also accept a model that does nothing useful (allowed: {UNINFORMATIVE_SHARE:.0%})"
+        f"{book.uninformative} of {book.informative + book.uninformative} cases are uninformative: "
+        "their budget would also accept a model that does nothing useful "
+        f"(allowed: {UNINFORMATIVE_SHARE:.0%})",
+        of_the_law=True,
     )

@@ -40,14 +40,20 @@ class Limits:
         return min(values), max(values)
 
     def pick(self, name: str, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Those of `wanted` that are allowed; if none is, every allowed value (a range: its ends)."""
+        """Those of `wanted` that are allowed; if none is, what is allowed (a range: its ends)."""
         kept = tuple(v for v in wanted if self.allows(name, v))
         if kept:
             return kept
         values = self.given.get(name, self.domain[name])
-        return tuple(sorted({min(values), max(values)})) if isinstance(values, range) else tuple(values)
+        return (
+            tuple(sorted({min(values), max(values)}))
+            if isinstance(values, range)
+            else tuple(values)
+        )
 
-    def narrowed(self, more: Mapping[str, Collection[Any]], where: Collection[str] = ()) -> Limits | None:
+    def narrowed(
+        self, more: Mapping[str, Collection[Any]], where: Collection[str] = ()
+    ) -> Limits | None:
         """These limits and more; None if nothing is left."""
         given = dict(self.given)
         for name, values in more.items():
@@ -58,7 +64,9 @@ class Limits:
         return Limits(self.domain, given, self.where | frozenset(where))
 
 
-def check_limits(domain: Domain, given: Mapping[str, Any], relations: Collection[str], where: Collection[str]) -> None:
+def check_limits(
+    domain: Domain, given: Mapping[str, Any], relations: Collection[str], where: Collection[str]
+) -> None:
     """Raise ValueError, listing what is known, for a limit, a value or a relation that is not."""
     for name, values in given.items():
         if name not in domain:
@@ -67,10 +75,14 @@ def check_limits(domain: Domain, given: Mapping[str, Any], relations: Collection
             raise ValueError(f"limit {name}: expected a tuple or range of values, got {values!r}")
         unknown = [v for v in values if v not in domain[name]]
         if unknown:
-            raise ValueError(f"limit {name}: unknown value {unknown[0]!r}; known: {describe(domain[name])}")
+            raise ValueError(
+                f"limit {name}: unknown value {unknown[0]!r}; known: {describe(domain[name])}"
+            )
     for relation in where:
         if relation not in relations:
-            raise ValueError(f"unknown relation {relation!r}; known: {', '.join(relations) or 'none'}")
+            raise ValueError(
+                f"unknown relation {relation!r}; known: {', '.join(relations) or 'none'}"
+            )
 
 
 def describe(values: Collection[Any]) -> str:

@@ -23,16 +23,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--tightrope-impl", action="append", default=[], metavar="MODULE[:NAME]",
         help="put the implementations of MODULE (or FILE.py) under test; repeatable")  # fmt: skip
-    add("--tightrope-dtype", action="append", default=[], metavar="DTYPE", help="only this dtype; repeatable")
-    add("--tightrope-device", choices=("cuda", "cpu"), help="run there (default: a GPU if there is one)")
-    add("--tightrope-require-gpu", action="store_true", help="no CUDA device is an error, not a page of skips")
-    add("--tightrope-profile", choices=PROFILES, help="examples a law: dev 25, ci 100 derandomized, nightly 2000")
-    add("--tightrope-examples", type=int, metavar="N", help="examples a law, in place of the profile's")
-    add("--tightrope-no-shrink", action="store_true", help="report the first failure found, as it was drawn")
-    add("--tightrope-max-seconds", type=float, metavar="N", help="share N seconds evenly over the laws")
-    add("--tightrope-report", metavar="FILE", help="write what every law drew, spent and found to FILE (JSON)")
+    add(
+        "--tightrope-dtype",
+        action="append",
+        default=[],
+        metavar="DTYPE",
+        help="only this dtype; repeatable",
+    )
+    add(
+        "--tightrope-device",
+        choices=("cuda", "cpu"),
+        help="run there (default: a GPU if there is one)",
+    )
+    add(
+        "--tightrope-require-gpu",
+        action="store_true",
+        help="no CUDA device is an error, not a page of skips",
+    )
+    add(
+        "--tightrope-profile",
+        choices=PROFILES,
+        help="examples a law: dev 25, ci 100 derandomized, nightly 2000",
+    )
+    add(
+        "--tightrope-examples",
+        type=int,
+        metavar="N",
+        help="examples a law, in place of the profile's",
+    )
+    add(
+        "--tightrope-no-shrink",
+        action="store_true",
+        help="report the first failure found, as it was drawn",
+    )
+    add(
+        "--tightrope-max-seconds",
+        type=float,
+        metavar="N",
+        help="share N seconds evenly over the laws",
+    )
+    add(
+        "--tightrope-report",
+        metavar="FILE",
+        help="write what every law drew, spent and found to FILE (JSON)",
+    )
     add("--tightrope-replay", metavar="FILE", help="run exactly the failures recorded in FILE")
-    parser.addini("tightrope_impl", "modules whose implementations are under test", type="args", default=[])
+    parser.addini(
+        "tightrope_impl", "modules whose implementations are under test", type="args", default=[]
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +80,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from tightrope import law
 
     option = config.getoption
-    law.choose(option("--tightrope-profile") or "dev", option("--tightrope-examples"), not option("--tightrope-no-shrink"))
+    law.choose(
+        option("--tightrope-profile") or "dev",
+        option("--tightrope-examples"),
+        not option("--tightrope-no-shrink"),
+    )
     replay = config.getoption("--tightrope-replay")
     config.stash[RECORDED] = _recorded(replay) if replay else None
     config.stash[STATE] = State(config)
@@ -94,8 +136,12 @@ class State:
 
             option = self.config.getoption
             try:
-                device = prepare("cuda" if option("--tightrope-require-gpu") else option("--tightrope-device"))
-                self.impls = under_test(chosen(option("--tightrope-impl"), self.config.getini("tightrope_impl")))
+                device = prepare(
+                    "cuda" if option("--tightrope-require-gpu") else option("--tightrope-device")
+                )
+                self.impls = under_test(
+                    chosen(option("--tightrope-impl"), self.config.getini("tightrope_impl"))
+                )
             except (ImportError, LookupError, ValueError, RuntimeError) as error:
                 raise pytest.UsageError(str(error)) from error
             self.device = device
@@ -114,7 +160,11 @@ RECORDED = pytest.StashKey["dict[str, Any] | None"]()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    watched = [f"{k}={os.environ[k]}" for k in sorted(os.environ) if k.startswith(("TIGHTROPE_IMPL", "TRITON_"))]
+    watched = [
+        f"{k}={os.environ[k]}"
+        for k in sorted(os.environ)
+        if k.startswith(("TIGHTROPE_IMPL", "TRITON_"))
+    ]
     return [f"tightrope: {' '.join(watched)}"] if watched else []
 
 
@@ -131,7 +181,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, impl in found:
         marks = [pytest.mark.law(*law.contracts)]
         if impl is None:
-            marks.append(pytest.mark.skip(reason="not applicable: outside the implementation's limits"))
+            marks.append(
+                pytest.mark.skip(reason="not applicable: outside the implementation's limits")
+            )
         params.append(pytest.param(impl, id=name, marks=marks))
     metafunc.parametrize("impl", params)
 
@@ -148,16 +200,24 @@ def is_law(item: pytest.Item) -> bool:
 def _without_subject(item: pytest.Item) -> bool:
     """A law of a contract that nothing under test implements: pytest's empty parameter set."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return is_law(item) and not hasattr(params.get("impl"), "contract") and params.get("impl") is not None
+    return (
+        is_law(item)
+        and not hasattr(params.get("impl"), "contract")
+        and params.get("impl") is not None
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     recorded = config.stash[RECORDED]
-    wanted = [i for i in items if not _without_subject(i) and (recorded is None or key(i) in recorded)]
+    wanted = [
+        i for i in items if not _without_subject(i) and (recorded is None or key(i) in recorded)
+    ]
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[i for i in items if i not in wanted])
         items[:] = wanted
-    config.stash[STATE].laws = sum(is_law(item) and not item.get_closest_marker("skip") for item in items)
+    config.stash[STATE].laws = sum(
+        is_law(item) and not item.get_closest_marker("skip") for item in items
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -168,7 +228,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     from tightrope import ledger
     from tightrope.results import result
 
-    state, impl = pyfuncitem.config.stash[STATE], pyfuncitem.funcargs["impl"]
+    state = pyfuncitem.config.stash[STATE]
+    impl: Any = pyfuncitem.funcargs["impl"]
     book = ledger.Ledger(axes=impl.contract.axes, deadline=state.deadline(), end=state.end)
     token = ledger._open.set(book)
     failure: BaseException | None = None
@@ -187,7 +248,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         ledger._open.reset(token)
         state.done += 1
         data = result(pyfuncitem.function.tightrope_law, impl, book, failure)
-        pyfuncitem.user_properties.append(("tightrope", json.dumps({"key": key(pyfuncitem), **data})))
+        pyfuncitem.user_properties.append(
+            ("tightrope", json.dumps({"key": key(pyfuncitem), **data}))
+        )
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
@@ -198,13 +261,16 @@ def replay_instead(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from tightrope.replay import draw_from
 
-    law, impl = pyfuncitem.function.tightrope_law, pyfuncitem.funcargs["impl"]
+    law = pyfuncitem.function.tightrope_law
+    impl: Any = pyfuncitem.funcargs["impl"]
     law.run(impl, draw_from(recorded[key(pyfuncitem)], impl.contract))
     return True
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
     """A violated law reads as a finding, not as a traceback."""
     report = yield
     if call.when == "call" and call.excinfo is not None and is_law(item):
@@ -217,6 +283,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
+        state, option = session.config.stash[STATE], session.config.getoption
+        if option("--tightrope-impl") or option("--tightrope-require-gpu"):
+            state.subjects()  # a wrong name or a missing GPU ends the run before workers start
         from tightrope.controller import Controller
 
         session.config.pluginmanager.register(Controller(session.config), "tightrope-controller")

@@ -20,7 +20,9 @@ def read(path: str | Path, only: str = "") -> dict[str, Any]:
         raise ValueError(f"not a tightrope report of schema {SCHEMA}")
     failed = {k: r for k, r in data["results"].items() if r["outcome"] == "failed" and only in k}
     if not failed:
-        raise ValueError("it records no failure" + (f" whose name contains {only!r}" if only else ""))
+        raise ValueError(
+            "it records no failure" + (f" whose name contains {only!r}" if only else "")
+        )
     return failed
 
 

@@ -27,7 +27,9 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def result(law: Law, impl: Implementation, book: Ledger, failure: BaseException | None) -> dict[str, Any]:
+def result(
+    law: Law, impl: Implementation, book: Ledger, failure: BaseException | None
+) -> dict[str, Any]:
     """Everything the report keeps of one test; JSON-able."""
     from tightrope.compiles import count
 
@@ -36,7 +38,8 @@ def result(law: Law, impl: Implementation, book: Ledger, failure: BaseException 
         "law": law.name, "contract": impl.contract_name, "implementation": impl.name,
         "module": impl.module, "source": impl.source, "dtype": next(iter(impl.limits["dtype"])),
         "stranger": impl.stranger, "outcome": outcome, "cases": book.cases, "empty": book.empty,
-        "informative": book.informative, "uninformative": book.uninformative, "settled": book.settled,
+        "informative": book.informative, "uninformative": book.uninformative,
+        "settled": book.settled,
         "out_of_time": book.out_of_time, "compiles": count(), "device": current().name,
         "worst": {o: {"share": s, "drawn": _frozen(d)} for o, (s, d) in book.worst.items()},
         "covered": {axis: dict(values) for axis, values in book.covered.items()},
@@ -69,8 +72,13 @@ def explain(item: Any, excinfo: Any, report: Any) -> Any:
     name = data.pop("key")
     path = failure_file(key(item))
     write_atomically(path, json.dumps({"schema": SCHEMA, "results": {name: data}}, indent=1))
+    if data["failure"]["detail"].get("of_the_law"):  # no single case shows it
+        return f"{data['law']} [{data['implementation']} {data['dtype']}]: {excinfo.value}"
     replay = f"tightrope replay {shlex.quote(str(path))}"
-    text = [f"{data['law']} does not hold for {data['contract']} {data['implementation']} ({data['dtype']})", ""]
+    text = [
+        "{law} does not hold for {contract} {implementation} ({dtype})".format(**data),
+        "",
+    ]
     text += [f"  {label} = {value!r}" for label, value in _drawn(item, data).items()]
     text += ["", str(excinfo.value) or type(excinfo.value).__name__, "", f"replay: {replay}"]
     if excinfo.errisinstance(Violation):

@@ -16,7 +16,7 @@ from tightrope.formats import FORMATS, Array, stored
 
 
 def split(x: Array, case: Any) -> tuple[Array, Array]:
-    """First and second members of the rotated pairs of (..., head_dim), each (..., rotary_dim/2)."""
+    """First and second members of the pairs of (..., head_dim), each (..., rotary_dim/2)."""
     rotated = x[..., : case.rotary_dim]
     if case.interleaved:
         return rotated[..., 0::2], rotated[..., 1::2]

@@ -21,7 +21,7 @@ GROUP = "tightrope.impls"
 
 
 def chosen(option: Sequence[str], ini: Sequence[str]) -> list[str]:
-    """`MODULE[:NAME]` of what is under test: option, $TIGHTROPE_IMPL, ini, entry points, bundled."""
+    """What is under test: option, $TIGHTROPE_IMPL, ini, entry points, or the bundled kernels."""
     return (
         list(option)
         or os.environ.get("TIGHTROPE_IMPL", "").split()
@@ -69,9 +69,13 @@ def under_test(specs: Sequence[str]) -> list[Implementation]:
         module = load(name)
         mine = registered(module.__name__)
         if not mine:
-            raise LookupError(f"{name} registers no implementation; decorate a function with @implements")
+            raise LookupError(
+                f"{name} registers no implementation; decorate a function with @implements"
+            )
         if only and only not in {i.name for i in mine}:
-            raise LookupError(f"{name} has no implementation {only!r}; known: {', '.join(i.name for i in mine)}")
+            raise LookupError(
+                f"{name} has no implementation {only!r}; known: {', '.join(i.name for i in mine)}"
+            )
         for impl in mine:
             if only in ("", impl.name):
                 found[impl.contract_name, impl.name] = resolve(impl)
@@ -79,7 +83,9 @@ def under_test(specs: Sequence[str]) -> list[Implementation]:
     return sorted(found.values(), key=lambda i: order.index(i.contract_name))
 
 
-def subjects(law: Law, impls: Sequence[Implementation], dtypes: Sequence[str], device: str) -> Iterator[tuple[str, Implementation | None]]:
+def subjects(
+    law: Law, impls: Sequence[Implementation], dtypes: Sequence[str], device: str
+) -> Iterator[tuple[str, Implementation | None]]:
     """(id, implementation narrowed to the law and one dtype) pairs; None where nothing applies."""
     for impl in impls:
         if impl.contract_name not in (law.contracts or names()):

@@ -18,7 +18,9 @@ def summary(results: Results, color: bool) -> list[str]:
     from rich.console import Console
 
     buffer = io.StringIO()
-    console = Console(file=buffer, width=120, force_terminal=color, no_color=not color, highlight=False)
+    console = Console(
+        file=buffer, width=120, force_terminal=color, no_color=not color, highlight=False
+    )
     ran = [r for r in results.values() if "contract" in r]
     for name in dict.fromkeys(r["contract"] for r in ran):
         mine = [r for r in ran if r["contract"] == name]
@@ -33,7 +35,9 @@ def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
     """Law x implementation: result, cases, informative share, worst share of the budget."""
     from rich.table import Table
 
-    table = Table(title=f"{name}: result, cases, informative, worst share of budget", title_justify="left")
+    table = Table(
+        title=f"{name}: result, cases, informative, worst share of budget", title_justify="left"
+    )
     table.add_column("law", overflow="fold")
     cells: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for r in results:
@@ -42,7 +46,9 @@ def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
     for impl in impls:
         table.add_column(impl + ("*" if _stranger(results, impl) else ""))
     for law in cells:
-        table.add_row(law.removeprefix("test_").replace("_", " "), *(cell(cells[law][i]) for i in impls))
+        table.add_row(
+            law.removeprefix("test_").replace("_", " "), *(cell(cells[law][i]) for i in impls)
+        )
     return table
 
 
@@ -83,7 +89,13 @@ def grid(name: str, results: list[Mapping[str, Any]]) -> Any:
     for impl in impls:
         table.add_column(impl, overflow="fold")
     for axis in spec.axes:
-        table.add_row(axis, *(_coverage(spec, axis, [r for r in results if r["implementation"] == i]) for i in impls))
+        table.add_row(
+            axis,
+            *(
+                _coverage(spec, axis, [r for r in results if r["implementation"] == i])
+                for i in impls
+            ),
+        )
     return table
 
 
@@ -94,7 +106,11 @@ def _coverage(spec: Any, axis: str, results: list[Mapping[str, Any]]) -> str:
     domain = spec.domain.get(axis, ())
     if isinstance(domain, range):
         values = sorted(int(v) for v in seen)
-        return f"{values[0]}..{values[-1]} ({len(values)} values) of {describe(domain)}" if values else "-"
+        return (
+            f"{values[0]}..{values[-1]} ({len(values)} values) of {describe(domain)}"
+            if values
+            else "-"
+        )
     missing = [str(v) for v in domain if str(v) not in seen]
     text = " ".join(f"{v}:{n}" for v, n in sorted(seen.items(), key=lambda item: item[0]))
     return text + (f" [yellow]not: {', '.join(missing)}[/yellow]" if missing else "")
@@ -106,13 +122,17 @@ def notes(results: Results) -> list[str]:
     cases = sum(r.get("cases", 0) for r in results.values())
     compiles = max((r.get("compiles", 0) for r in results.values()), default=0)
     lines = [
-        f"{cases} cases; laws: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+        f"{cases} cases; laws: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
         + (f"; at most {compiles} kernels compiled in one process" if compiles else "")
     ]  # fmt: skip
     if any(r.get("stranger") for r in results.values()):
-        lines.append("* promises no arithmetic: held to the worst case of an honest float32 kernel only")
+        lines.append(
+            "* promises no arithmetic: held to the worst case of an honest float32 kernel only"
+        )
     if any(r.get("out_of_time") for r in results.values()):
-        lines.append("some laws stopped when their share of --max-seconds was spent; --max-seconds=0 lifts it")
+        lines.append(
+            "some laws stopped when their share of --max-seconds was spent (0 lifts the limit)"
+        )
     if any(str(r.get("device", "")).startswith("Triton interpreter") for r in results.values()):
         from tightrope.environment import INTERPRETED
 

@@ -11,10 +11,12 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [g for g in named.split(",") if g.strip()]
-    return [str(i) for i in range(len([p for p in Path("/dev").glob("nvidia[0-9]*")]))]
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 def workers(profile: str) -> int:
     """Worker processes for a run: host work (oracles, interpreter, compilation) dominates."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(cores, 16))

@@ -1,0 +1,169 @@
+"""`tightrope bench rope`: the bundled rotation against its peers and a plain copy, on a GPU.
+
+Prefill: bandwidth, bytes of q and k read plus written over time, as a share of a device-to-device
+copy of as many bytes. Buffers take turns and exceed the L2 cache. Decode: few tokens, so wall time
+a call, host and device together. Implementations take turns too, so that a drift hits all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tightrope.environment import environment, installed
+from tightrope.timing import BUFFERS, Call, decode, on_device, prefill
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+PREFILL, DECODE = 16_384, 64
+
+
+def bench_rope(json_file: str | None = None, sweep: bool = False) -> int:
+    """Measure, print tables, write JSON; sweep also times many tiles. Exit code 2 without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print(
+            "tightrope bench: no CUDA device is visible; speed is measured on GPUs", file=sys.stderr
+        )
+        return 2
+    size = 2 * PREFILL * (HEADS + KV_HEADS) * HEAD_DIM * 2  # bytes of q and k, read and written
+    with torch.no_grad():
+        found: dict[str, Any] = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": environment(),
+            "peers": {p: installed(p) for p in ("liger-kernel", "transformers")},
+            "shape": {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
+            "dtype": "bfloat16",
+            "prefill": prefill(contenders(PREFILL), size),
+            "decode": decode(contenders(DECODE)),
+        }
+        if sweep:
+            found["sweep"] = prefill(tiles(PREFILL), size)
+            found["sweep_decode"] = on_device(tiles(DECODE))
+    found["ratios"] = verdict(found)
+    show(found)
+    if json_file:
+        Path(json_file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _buffers(tokens: int) -> dict[str, Any]:
+    """q, k (BUFFERS of each), a float32 table, and its rows one a token, as models hand them on."""
+    import torch
+
+    def normal(heads: int) -> list[torch.Tensor]:
+        shape = (tokens, heads, HEAD_DIM)
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(BUFFERS)]
+
+    positions = torch.arange(tokens, device="cuda")
+    frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, device="cuda") / HEAD_DIM)
+    angles = positions[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    rows = [t.repeat(1, 2).unsqueeze(0) for t in (cos, sin)]
+    return {
+        "q": normal(HEADS), "k": normal(KV_HEADS), "table": (cos, sin, positions),
+        "rows": rows, "rows16": [r.bfloat16() for r in rows],
+    }  # fmt: skip
+
+
+def contenders(tokens: int) -> dict[str, Call]:
+    """Name -> call, for a copy, the bundled kernels and those peers that are installed."""
+    import torch
+
+    rope = import_module("tightrope.impls.rope").rope
+    twin = import_module("tightrope.impls.rope_torch").rope
+    b = _buffers(tokens)
+    q, k, table = b["q"], b["k"], b["table"]
+    table16 = (*(t.bfloat16() for t in table[:2]), table[2])
+    flat = [torch.cat([x.flatten(), y.flatten()]) for x, y in zip(q, k, strict=True)]
+    spare = torch.empty_like(flat[0])
+    modes = {
+        "triton in place": (table, {"interleaved": False, "inplace": True}),
+        "triton": (table, {"interleaved": False}),
+        "triton in place, interleaved": (table, {"interleaved": True, "inplace": True}),
+        "triton in place, bfloat16 table": (table16, {"interleaved": False, "inplace": True}),
+    }
+    return {
+        "copy": lambda i: spare.copy_(flat[i]),
+        **{n: partial(_rotate, rope, q, k, t, options) for n, (t, options) in modes.items()},
+        "torch": partial(_rotate, twin, q, k, table, {"interleaved": False}),
+        **_peers(b),
+    }
+
+
+def _rotate(rope: Any, q: Any, k: Any, table: Any, options: dict[str, bool], i: int) -> Any:
+    return rope(q[i], k[i], *table, **options)
+
+
+def _peers(b: dict[str, Any]) -> dict[str, Call]:
+    """Peers as models call them: (1, heads, tokens, head_dim) views, a row of the table a token."""
+    q, k = ([x.unsqueeze(0).transpose(1, 2) for x in b[name]] for name in ("q", "k"))
+    found: dict[str, Call] = {}
+    liger = import_module("tightrope.impls.peer_liger")
+    llama = import_module("tightrope.impls.peer_huggingface")
+    if liger.MISSING is None:
+        apply = liger.LigerRopeFunction.apply
+        found["liger in place, bfloat16 rows"] = lambda i: apply(q[i], k[i], *b["rows16"])
+        found["liger in place, float32 rows"] = lambda i: apply(q[i], k[i], *b["rows"])
+    if llama.MISSING is None:
+        rotate = llama.rotate_halves
+        found["huggingface, bfloat16 rows"] = lambda i: rotate(q[i], k[i], *b["rows16"])
+    return found
+
+
+def tiles(tokens: int) -> dict[str, Call]:
+    """Every plausible tile of the bundled kernel, in place, its default first."""
+    rope = import_module("tightrope.impls.rope")
+    b = _buffers(tokens)
+
+    def call(tile: Any) -> Call:
+        return lambda i: rope.rope(
+            b["q"][i], b["k"][i], *b["table"], interleaved=False, inplace=True, blocks=tile
+        )
+
+    found = {"default": call(None)}
+    for block, heads, warps in product((1, 2, 4, 8, 16), (4, 8, 16, 32), (1, 2, 4, 8)):
+        a_thread = block * heads * HEAD_DIM // (32 * warps)
+        if 16 <= a_thread <= 64:
+            found[f"{block}x{heads}, {warps} warps"] = call(rope.Config(block, heads, warps))
+    return found
+
+
+def _best(rows: dict[str, dict[str, float]], start: str) -> float | None:
+    return min((row["median_us"] for n, row in rows.items() if n.startswith(start)), default=None)
+
+
+def verdict(found: dict[str, Any]) -> dict[str, float]:
+    """What the project promises, as ratios of medians of this run."""
+    prefill, decode = found["prefill"], found["decode"]
+    ours = prefill["triton in place"]["median_us"]
+    ratios = {"prefill: share of the copy's bandwidth": prefill["copy"]["median_us"] / ours}
+    for phase, rows in (("prefill", prefill), ("decode", decode)):
+        if (liger := _best(rows, "liger")) is not None:
+            ratios[f"{phase}: time over Liger's"] = rows["triton in place"]["median_us"] / liger
+    return ratios
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print every table of a result, and the ratios."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title in ("prefill", "decode", "sweep", "sweep_decode"):
+        rows: dict[str, dict[str, float]] = found.get(title, {})
+        if not rows:
+            continue
+        columns = list(next(iter(rows.values())))
+        table = Table("implementation or tile", *columns, title=title)
+        for name, row in sorted(rows.items(), key=lambda item: item[1][columns[0]]):
+            table.add_row(name, *(f"{row[c]:.2f}" for c in columns))
+        console.print(table)
+    for name, ratio in found["ratios"].items():
+        console.print(f"{name}: {ratio:.3f}")
