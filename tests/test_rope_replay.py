@@ -167,3 +167,21 @@ def test_an_arithmetic_that_means_nothing_is_refused(dtype, stages, message):
     case = RopeCase(dtype=dtype)
     with pytest.raises(ValueError, match=message):
         CONTRACT.budget(case, CONTRACT.inputs(case), Arithmetic(**stages).over(CONTRACT.stages))
+
+
+def test_two_right_kernels_differ_by_more_than_a_millesimal_but_not_by_more_than_their_budgets():
+    """float32 arithmetic against arithmetic in float16 throughout: docs/error-budgets.md, rope."""
+    case = RopeCase(
+        tokens=64, num_heads=8, num_kv_heads=2, head_dim=128, rotary_dim=128, dtype="float16",
+        table="trigonometric", table_rows=512, positions="random",
+    )  # fmt: skip
+    inputs, half = CONTRACT.inputs(case), FORMATS["float16"]
+    promises = arithmetic(), arithmetic(table="input", product="input", sum="input")
+    outs = [half.round(kernel(case, inputs, "q", promise, nearest)) for promise in promises]
+    spent = [CONTRACT.budget(case, inputs, promise)["q"] for promise in promises]
+    difference = np.abs(outs[0] - outs[1])
+    assert 0.005 < np.mean(difference > 1e-3) < 0.02
+    last = [half.half_ulp(np.abs(b.expected) + b.bound) for b in spent]
+    assert (difference <= spent[0].bound + spent[1].bound + last[0] + last[1]).all()
+    assert all(b.inside(out).all() for b, out in zip(spent, outs, strict=True))
+    assert not spent[0].inside(outs[1]).all()

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from tightrope.compiles import watch
+from tightrope.validate import refuse
 
 
 def interpreted(kernel: Any) -> bool:
@@ -24,9 +25,7 @@ def capability(kernel: Any, device: torch.device) -> tuple[int, int] | None:
     if interpreted(kernel):
         return None
     if device.type != "cuda":
-        raise ValueError(
-            f"device: expected cuda, or TRITON_INTERPRET=1 before import, got {device}"
-        )
+        refuse("device", "cuda, or TRITON_INTERPRET=1 set before Triton is imported", device)
     return torch.cuda.get_device_capability(device)
 
 

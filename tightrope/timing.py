@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Call = Callable[[int], Any]  # of the number of the buffers to work on
 
 BUFFERS, BATCH, REPEATS = 4, 16, 25
 
 
-def _measure(calls: dict[str, Call], once: Callable[[Call], float]) -> dict[str, list[float]]:
+def _measure(calls: dict[str, T], once: Callable[[T], float]) -> dict[str, list[float]]:
     """Name -> times in seconds of each call, all calls in turn, REPEATS times."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
