@@ -136,23 +136,23 @@ class Arena:
         return _view(chunk, str(dtype).removeprefix("torch."), shape, strides, start)
 
     def download(self) -> list[Array]:
-        """Every chunk's used bytes after the call, as uint16 words on the host."""
-        blocks = [
-            c[: (u + 1) // 2].cpu().numpy().view(np.uint16)
-            for c, u in zip(self.chunks, self.used, strict=True)
-        ]
-        return blocks
+        """Every chunk after the call, as uint16 words on the host; unused room too."""
+        return [chunk.cpu().numpy().view(np.uint16) for chunk in self.chunks]
 
-    def owner(self, tensor: torch.Tensor) -> int | None:
-        """The chunk that holds a tensor, None if it lies elsewhere."""
-        pointer = tensor.untyped_storage().data_ptr()
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """(chunk, first byte in it) of a tensor, None if it lies elsewhere.
+
+        By address: a view made outside of torch (DLPack, NumPy) has a storage of its own.
+        """
+        pointer = tensor.data_ptr()
         for index, chunk in enumerate(self.chunks):
-            if chunk.untyped_storage().data_ptr() == pointer:
-                return index
+            byte = pointer - chunk.data_ptr()
+            if 0 <= byte < 2 * chunk.numel():
+                return index, byte
         return None
 
     def check(self, blocks: list[Array], written: Mapping[str, str]) -> None:
-        """Raise MemoryFault unless inputs, gaps and bands are what they were.
+        """Raise MemoryFault unless inputs, gaps and all memory nobody asked for are unchanged.
 
         written: inputs that the call may change in place (name -> output's name).
         """
@@ -165,17 +165,14 @@ class Arena:
         actual = blocks[0][: self.inputs_end // 2]
         if not np.array_equal(actual, expected):
             raise MemoryFault(self._blame(2 * int(np.argmax(actual != expected))), law="memory")
-        for allocation in self.allocations:
-            block, size = blocks[allocation.chunk], allocation.stop - allocation.start
-            before = block[(allocation.start - BAND) // 2 : allocation.start // 2]
-            after = block[allocation.stop // 2 : (allocation.stop + BAND) // 2]
-            for side, band in (("before", before), ("after", after)):
-                if (band != GUARD).any():
-                    raise MemoryFault(
-                        f"guard band {side} an output of {size} bytes "
-                        f"was overwritten, {int((band != GUARD).sum()) * 2} bytes of {BAND}",
-                        law="memory",
-                    )
+        for index, block in enumerate(blocks):
+            mine = [a for a in self.allocations if a.chunk == index]
+            stray = block != GUARD
+            stray[: self.inputs_end // 2 if index == 0 else 0] = False
+            for allocation in mine:
+                stray[allocation.start // 2 : allocation.stop // 2] = False
+            if stray.any():
+                raise MemoryFault(_astray(2 * np.flatnonzero(stray), mine), law="memory")
 
     def _blame(self, byte: int) -> str:
         for section in self.sections.values():
@@ -189,6 +186,23 @@ class Arena:
                     f"guard band before input {section.name} was overwritten, {ahead} bytes ahead"
                 )
         return "guard band after the last input was overwritten"
+
+
+def _astray(stray: Array, allocations: list[Allocation]) -> str:
+    """Where the first of the stray bytes lies, seen from the output nearest to it."""
+    first, total = int(stray[0]), 2 * stray.size
+    if not allocations:
+        return f"{total} bytes behind the inputs were overwritten"
+
+    def away(a: Allocation) -> int:
+        return a.start - first if first < a.start else first - a.stop
+
+    near = min(allocations, key=away)
+    side = "before" if first < near.start else "after"
+    return (
+        f"guard band overwritten: {total} bytes, the first of them {away(near)} bytes {side} "
+        f"an output of {near.stop - near.start} bytes"
+    )
 
 
 def unwritten(array: Array) -> int:

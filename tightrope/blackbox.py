@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightrope import frozen
+
 if TYPE_CHECKING:
     from tightrope.implementation import Implementation
 
@@ -39,7 +41,7 @@ def running_file(name: str | None = None) -> Path:
 
 
 def about(**context: Any) -> None:
-    """Name what is running (law, drawn values); part of every record until it is named anew."""
+    """Say what is running (law, drawn values); part of every record until it is said anew."""
     _context.clear()
     _context.update(context)
 
@@ -49,13 +51,13 @@ def record(impl: Implementation, case: Any, **more: Any) -> None:
     global _descriptor
     if _descriptor is None:
         _descriptor = os.open(running_file(), os.O_RDWR | os.O_CREAT, 0o644)
-    text = json.dumps({
+    words = frozen.text({
         **_context,
         "contract": impl.contract_name, "implementation": impl.name, "module": impl.module,
-        "case": impl.contract.to_json(case), **more,
+        "source": impl.source, "case": impl.contract.to_json(case), **more,
     }).encode()  # fmt: skip
-    os.pwrite(_descriptor, text, 0)
-    os.ftruncate(_descriptor, len(text))
+    os.pwrite(_descriptor, words, 0)
+    os.ftruncate(_descriptor, len(words))
 
 
 def clear() -> None:
@@ -70,18 +72,26 @@ def lost(impl: Implementation, case: Any, error: BaseException) -> None:
         os._exit(70)
 
 
-def last(name: str) -> Mapping[str, Any] | None:
-    """What a dead worker was running, or None."""
+def last(name: str, since: float = 0.0) -> Mapping[str, Any] | None:
+    """What a dead worker was running, or None; `since`: no record of an earlier run, in s."""
     try:
-        return json.loads(running_file(name).read_text())
+        path = running_file(name)
+        return json.loads(path.read_text()) if path.stat().st_mtime >= since else None
     except (OSError, ValueError):
         return None
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, also on a full disk."""
+    """Write a text file so that a reader sees the old or the new one, also on a full disk.
+
+    Links are followed; what is no regular file (/dev/stdout, a pipe) is written to as it is.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".tightrope-")
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)

@@ -18,7 +18,6 @@ import numpy as np
 from tightrope.formats import FORMATS, Array, Format, widen
 
 Exact = Callable[[Sequence[int]], Sequence[Fraction]]
-SETTLE = 4096  # at most so many undecided elements of one output go to ball arithmetic
 
 
 class Violation(AssertionError):
@@ -152,56 +151,67 @@ def judge(name: str, actual: Array, budget: Budget, exact: Exact | None = None) 
         )
     if actual.size == 0:
         return Verdict(True, 0.0)
-    right, declared = budget.inside(actual, -1.0), budget.replayed(actual)
-    share, settled = budget.share(actual).ravel(), 0
-    undecided = np.flatnonzero(~right & budget.inside(actual, 1.0))
-    if undecided.size and exact is not None:
-        settled = min(undecided.size, SETTLE)
-        right = right.ravel().copy()
-        for index, value in zip(
-            undecided[:settled], exact(undecided[:settled].tolist()), strict=True
-        ):
+    right, share = budget.inside(actual, -1.0).ravel(), budget.share(actual).ravel()
+    declared, possible = budget.replayed(actual).ravel(), budget.inside(actual, 1.0).ravel()
+    undecided, settled = np.flatnonzero(~right & possible), 0
+    if exact is None:  # what is not proved wrong is not called wrong
+        right = possible
+    elif undecided.size:
+        settled = undecided.size
+        for index, value in zip(undecided, exact(undecided.tolist()), strict=True):
             right[index], share[index] = _settle(actual, budget, int(index), value)
-        right[undecided[settled:]] = True
-    right = right.ravel() & declared.ravel()
-    worst = int(np.argmax(np.where(right, share, np.inf) if not right.all() else share))
-    if not right.all():
-        wrong = np.flatnonzero(~right)
-        worst = int(wrong[np.argmax(share[wrong])])
-        truth = None if exact is None else exact([worst])[0]
-        if truth is not None and declared.ravel()[worst]:
-            confirmed, share[worst] = _settle(actual, budget, worst, truth)
-            if confirmed and wrong.size == 1:
-                return Verdict(True, float(share[worst]), worst, 0, settled + 1)
-        return _verdict(name, actual, budget, worst, share, wrong.size, settled, truth)
+    share = np.where(right, np.minimum(share, 1.0), share)  # float64 rounds a share of 1 either way
+    wrong = np.flatnonzero(~(right & declared))
+    for done, index in enumerate(wrong[np.argsort(-share[wrong], kind="stable")]):
+        truth = None if exact is None else exact([int(index)])[0]
+        if truth is not None and not right[index]:  # told only if ball arithmetic confirms it
+            right[index], share[index] = _settle(actual, budget, int(index), truth)
+            settled += 1
+        if not (right[index] and declared[index]):
+            count = wrong.size - done
+            return _verdict(
+                name, actual, budget, int(index), share, count, settled, truth, bool(right[index])
+            )
+    worst = int(np.argmax(share))
     return Verdict(True, float(share[worst]), worst, 0, settled)
 
 
 def _settle(actual: Array, budget: Budget, index: int, value: Fraction) -> tuple[bool, float]:
     """Decide one element in rational arithmetic; returns (right, share)."""
-    out = float(widen(actual).ravel()[index])
-    if np.isnan(out):
+    out, bound = float(widen(actual).ravel()[index]), float(budget.bound.ravel()[index])
+    if np.isnan(out) or np.isnan(bound):
         return False, float("inf")
-    e, fmt = Fraction(float(budget.bound.ravel()[index])), budget.format
+    if np.isinf(bound):  # an intermediate result may overflow: every number is possible
+        return True, 0.0
+    e, fmt = Fraction(bound), budget.format
     right = fmt.round_fraction(value - e) <= out <= fmt.round_fraction(value + e)
     share = _share_of(out, value, e, fmt)
     return right, min(share, 1.0) if right else max(share, 1.0)
 
 
 def _share_of(out: float, value: Fraction, e: Fraction, fmt: Format) -> float:
+    """How far `value` lies from the reals that round to `out`, in units of e."""
     if fmt.round_fraction(value) == out:
         return 0.0
-    if e == 0 or np.isinf(out):
-        return float("inf") if e == 0 else float((Fraction(fmt.largest) - abs(value)) / e)
-    below, above = (float(v) for v in fmt.neighbours(np.float64(out)))
-    edge = below if value < Fraction(out) else above
-    limit = Fraction(edge) if np.isfinite(edge) else Fraction(out) + Fraction(float(fmt.ulp(out)))
-    return float(abs((Fraction(out) + limit) / 2 - value) / e)
+    if e == 0:
+        return float("inf")
+    if value < 0:
+        out, value = -out, -value
+    half = Fraction(float(fmt.ulp(fmt.largest))) / 2
+    if np.isinf(out):
+        edge = (Fraction(fmt.largest) + half) * (1 if out > 0 else -1)
+    else:
+        below, above = (float(v) for v in fmt.neighbours(np.float64(out)))
+        near = below if value < Fraction(out) else above
+        ulp = Fraction(float(fmt.ulp(out)))
+        edge = Fraction(out) + (ulp / 2 if np.isinf(near) else (Fraction(near) - Fraction(out)) / 2)
+    ratio = abs(edge - value) / e
+    return float(ratio) if ratio < 10**300 else float("inf")
 
 
 def _verdict(
     name: str, actual: Array, budget: Budget, worst: int, share: Array, wrong: int, settled: int,
-    value: Fraction | None,
+    value: Fraction | None, within: bool,
 ) -> Verdict:  # fmt: skip
     """The story of a failure, in words and as data."""
     index = [int(i) for i in np.unravel_index(worst, budget.expected.shape)]
@@ -212,7 +222,7 @@ def _verdict(
     lines = [
         f"{name}[{', '.join(map(str, index))}] = {out:.9g} ({budget.dtype}), exact value {digits}",
     ]
-    if share[worst] > 1 or not np.isfinite(share[worst]):
+    if not within:
         lines.append(
             f"error {abs(out - x):.3e} is {share[worst]:.3g}x the budget of {bound:.3e} "
             f"before the last rounding, to {budget.dtype}"

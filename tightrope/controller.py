@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tightrope import blackbox
+from tightrope.frozen import text
 from tightrope.plugin import STATE
-from tightrope.results import SCHEMA
+from tightrope.results import SCHEMA, keep
 
 REWRITE = 5.0  # seconds between two writes of a growing report
 
@@ -34,30 +35,24 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
         """A worker died: say which case it was running."""
-        name = report.nodeid and getattr(report, "node", None)
-        worker = getattr(getattr(name, "gateway", None), "id", "")
-        case = blackbox.last(worker) if worker else None
+        worker = getattr(getattr(getattr(report, "node", None), "gateway", None), "id", "")
+        case = blackbox.last(worker, self.state.started) if worker else None
         if case is None:
             return
-        key = _key(crashitem)
+        key = case.get("key") or _key(crashitem)
         message = case.get("error") or "the process died"
         data = {
-            "law": case.get("law", ""), "contract": case["contract"],
-            "implementation": case["implementation"], "module": case["module"],
+            "key": key, "home": case.get("home", ""), "law": case.get("law", ""),
+            "contract": case["contract"], "implementation": case["implementation"],
+            "module": case["module"], "source": case["source"],
             "dtype": case["case"].get("dtype", ""), "outcome": "failed", "cases": 1,
             "failure": {
                 "kind": "Crash", "message": message, "detail": {},
-                "drawn": {**_extra(case), "case": {"case": case["case"]}},
+                "drawn": case.get("drawn", {"case": {"case": case["case"]}}),
             },
         }  # fmt: skip
-        from tightrope.results import failure_file
-
-        path = failure_file(key)
-        blackbox.write_atomically(
-            path, json.dumps({"schema": SCHEMA, "results": {key: data}}, indent=1)
-        )
         self.results[key] = data
-        told = f"{message}\n  case = {case['case']}\nreplay: tightrope replay {path}"
+        told = f"{message}\n  case = {case['case']}\n{keep(key, data)}"
         report.longrepr = f"{report.longrepr}\n{told}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -68,7 +63,7 @@ class Controller:
         for name, value in report.user_properties:
             if name == "tightrope":
                 data = json.loads(str(value))
-                self.results[data.pop("key")] = data
+                self.results[data["key"]] = data
         if self.path and time.monotonic() - self.written > REWRITE:
             self.write()
 
@@ -81,7 +76,7 @@ class Controller:
             "seconds": round(time.time() - self.state.started, 1),
             "results": self.results,
         }
-        blackbox.write_atomically(Path(self.path), json.dumps(report, indent=1) + "\n")
+        blackbox.write_atomically(Path(self.path), text(report, indent=1) + "\n")
         self.written = time.monotonic()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -110,8 +105,3 @@ class Controller:
 def _key(nodeid: str) -> str:
     path, _, name = nodeid.partition("::")
     return f"{Path(path).stem}::{name}"
-
-
-def _extra(case: Any) -> dict[str, Any]:
-    known = {"law", "contract", "implementation", "module", "case", "error"}
-    return {k: v for k, v in case.items() if k not in known}

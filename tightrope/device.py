@@ -94,13 +94,17 @@ def _keywords(fn: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, A
 
 @cache
 def _watcher() -> Any:
-    """The class of a mode in which `torch.empty` and its kin give poisoned, guarded memory."""
+    """The class of a mode in which new tensors lie between guard bands, empty ones poisoned."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    factories = {
-        torch.empty, torch.empty_like, torch.empty_strided,
+    own, blank = torch.Tensor, {
+        torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted,
         torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
+    }  # fmt: skip
+    filled = {
+        torch.zeros, torch.zeros_like, torch.ones, torch.ones_like, torch.full, torch.full_like,
+        torch.clone, own.clone, own.new_zeros, own.new_ones, own.new_full, own.new_tensor,
     }  # fmt: skip
 
     class Watcher(TorchFunctionMode):
@@ -113,17 +117,19 @@ def _watcher() -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            if func not in factories:
-                return func(*args, **kwargs)
-            default = (
-                args[0].device
-                if args and isinstance(args[0], torch.Tensor)
-                else torch.get_default_device()
-            )
-            if torch.device(kwargs.get("device") or default).type != self.home:
-                return func(*args, **kwargs)
-            meta = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-            return self.arena.allocate(tuple(meta.shape), meta.stride(), meta.dtype)
+            made = func(*args, **kwargs)
+            if (func not in blank and func not in filled) or not self.guardable(made, kwargs):
+                return made
+            guarded = self.arena.allocate(tuple(made.shape), made.stride(), made.dtype)
+            if func in filled:
+                guarded.copy_(made)
+            return guarded.requires_grad_(made.requires_grad)
+
+        def guardable(self, made: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
+            # one without elements may be resized, which would take the arena's memory after it
+            plain = type(made) is torch.Tensor and made.layout is torch.strided and made.numel()
+            here = made.device.type == self.home and kwargs.get("out") is None
+            return bool(plain and here and made.grad_fn is None and not made.is_quantized)
 
     return Watcher
 
@@ -138,33 +144,51 @@ def run(
 
     layouts: argument -> layout name, in place of the case's (an empty mapping: all contiguous).
     Raises MemoryFault (guard bands, changed inputs, unwritten outputs), Violation (wrong outputs by
-    count, type, shape or dtype), DeviceLost, and whatever the implementation raises.
+    count, type, device or kind of dtype), DeviceLost, and whatever the implementation raises.
     """
-    spec, device = impl.contract, current()
     blackbox.record(impl, case)
-    arena = Arena(inputs, spec.layouts(case) if layouts is None else layouts, device.kind)
     try:
-        arena.upload()
-        arguments = {name: arena.argument(name) for name in inputs}
-        with _watcher()(arena):
-            returned = impl.fn(*arguments.values(), **_keywords(impl.fn, spec.options(case)))
-        tensors = _named(impl, returned)
-        blocks = arena.download()
-        in_place = spec.in_place(case)
-        outputs = {
-            n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()
-        }
+        where = impl.contract.layouts(case) if layouts is None else layouts
+        outputs = _launch(impl, case, Arena(inputs, where, current().kind))
     except Exception as error:
         if STICKY.search(str(error)):
             blackbox.lost(impl, case, error)
             raise DeviceLost(str(error).splitlines()[0]) from error
+        blackbox.clear()
         raise
-    arena.check(blocks, {arg: out for out, arg in in_place.items()})
     blackbox.clear()
     return outputs
 
 
-def _named(impl: Implementation, returned: Any) -> dict[str, torch.Tensor]:
+def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
+    spec, in_place = impl.contract, impl.contract.in_place(case)
+    arena.upload()
+    arguments = {name: arena.argument(name) for name in arena.sections}
+    returned = _call(impl, arena, arguments, _keywords(impl.fn, spec.options(case)))
+    tensors = _named(impl, returned, arena.device)
+    blocks = arena.download()
+    outputs = {
+        n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()
+    }
+    arena.check(blocks, {arg: out for out, arg in in_place.items()})
+    return outputs
+
+
+def _call(
+    impl: Implementation, arena: Arena, arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> Any:
+    try:
+        with _watcher()(arena):
+            return impl.fn(*arguments.values(), **options)
+    except BaseException as error:
+        if type(error).__name__ in ("SkipTest", "Skipped", "UnsatisfiedAssumption"):
+            raise Violation(
+                f"{impl.name} raised {type(error).__name__} on a case within its limits"
+            ) from error
+        raise
+
+
+def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Tensor]:
     """The outputs by name; a Violation explains anything that is not the tensors promised."""
     import torch
 
@@ -173,6 +197,13 @@ def _named(impl: Implementation, returned: Any) -> dict[str, torch.Tensor]:
     if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
         kinds = ", ".join(type(v).__name__ for v in values)
         raise Violation(f"{impl.name} returned ({kinds}), expected tensors ({', '.join(names)})")
+    for name, value in zip(names, values, strict=True):
+        kind, place = str(value.dtype).removeprefix("torch."), value.device.type
+        if kind not in FORMATS or place != home or value.layout is not torch.strided:
+            raise Violation(
+                f"{name} is a {value.layout} tensor of {kind} on {place}, expected a strided one "
+                f"of {', '.join(FORMATS)} on {home}"
+            )
     return dict(zip(names, values, strict=True))
 
 
@@ -181,32 +212,33 @@ def _fetch(
     arguments: Mapping[str, torch.Tensor], argument: str | None,
 ) -> Array:  # fmt: skip
     """One output on the host, after checking where it lives and that all of it was written."""
-    chunk = arena.owner(tensor)
-    inside_inputs = chunk == 0 and tensor.storage_offset() * tensor.itemsize < arena.inputs_end
+    home = arena.locate(tensor)
     if argument is not None:
-        same = arguments[argument]
-        if tensor.data_ptr() != same.data_ptr() or tensor.stride() != same.stride():
+        if not _same_memory(tensor, arguments[argument]):
             raise MemoryFault(
                 f"in place, {name} must be the argument {argument} itself", law="memory"
             )
-    elif inside_inputs and tensor.numel():
+    elif home is not None and home[0] == 0 and home[1] < arena.inputs_end and tensor.numel():
         raise MemoryFault(
             f"{name} shares memory with an input, but the call is not in place", law="memory"
         )
-    if chunk is None:
+    if home is None:
         return to_numpy(tensor)
-    dtype = numpy_dtype(tensor)
+    dtype, (chunk, byte) = numpy_dtype(tensor), home
     strides = tuple(s * dtype.itemsize for s in tensor.stride())
-    offset = tensor.storage_offset() * dtype.itemsize
-    array = np.ndarray(
-        tuple(tensor.shape), dtype, blocks[chunk], offset if tensor.numel() else 0, strides
-    ).copy()
+    array = np.ndarray(tuple(tensor.shape), dtype, blocks[chunk], byte, strides).copy()
     missing = 0 if argument is not None else unwritten(array)
     if missing:
         raise MemoryFault(
             f"{missing} of {array.size} elements of {name} were never written", law="memory"
         )
     return array
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors name the same elements; strides of axes of one element say nothing."""
+    steps = [[t for n, t in zip(x.shape, x.stride(), strict=True) if n > 1] for x in (a, b)]
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and steps[0] == steps[1]
 
 
 def numpy_dtype(tensor: torch.Tensor) -> np.dtype:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tightrope import blackbox, ledger
 from tightrope.budget import Violation, judge
+from tightrope.frozen import freeze
 
 PROFILES: dict[str, dict[str, Any]] = {
     "dev": {"max_examples": 25},
@@ -58,11 +59,12 @@ class Law:
         if book.time_is_up():  # after drawing: Hypothesis wants every case drawn alike
             raise ledger.OutOfTime("this law's share of the time is spent")
         book.begin(values)
-        blackbox.about(law=self.name, **{k: v for k, v in values.items() if k != "case"})
+        drawn = {label: freeze(value) for label, value in values.items()}
+        blackbox.about(law=self.name, key=book.key, home=book.home, drawn=drawn)
         try:
             self.body(impl, **values)
         except Exception:
-            book.failed = True
+            book.failing = values
             raise
 
 

@@ -27,6 +27,8 @@ class Ledger:
     worst: output -> (share, drawn). covered: field -> value -> how many cases.
     """
 
+    key: str = ""  # of the test, see tightrope.plugin.key
+    home: str = ""  # the file or module that a replay collects the law from
     axes: tuple[str, ...] = ()
     deadline: float | None = None  # seconds since the epoch, as `end`
     end: float | None = None
@@ -38,7 +40,7 @@ class Ledger:
     settled: int = 0
     worst: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     covered: dict[str, Counter[str]] = field(default_factory=dict)
-    failed: bool = False
+    failing: dict[str, Any] | None = None  # what was drawn when the law failed last
     out_of_time: bool = False
     diagnosis: str = ""
 
@@ -60,7 +62,7 @@ class Ledger:
         The first case is allowed beyond the law's own `deadline`, but not beyond the run's `end`.
         """
         limit = self.deadline if self.cases else self.end
-        if limit is None or self.failed:
+        if limit is None or self.failing is not None:
             return False
         self.out_of_time = time.time() > limit
         return self.out_of_time

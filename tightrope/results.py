@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -13,18 +12,12 @@ from typing import Any
 from tightrope.blackbox import state_folder, write_atomically
 from tightrope.budget import Violation
 from tightrope.device import current
+from tightrope.frozen import freeze, text, thaw
 from tightrope.implementation import Implementation
 from tightrope.law import Law
 from tightrope.ledger import Ledger
 
 SCHEMA = 1
-
-
-def freeze(value: Any) -> Any:
-    """A drawn value as JSON: a case carries its fields, everything else is a plain value."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"case": dataclasses.asdict(value)}
-    return value
 
 
 def result(
@@ -34,7 +27,11 @@ def result(
     from tightrope.compiles import count
 
     outcome = "failed" if failure is not None else "passed" if book.cases else "not run"
+    if outcome == "passed" and book.cases == book.empty:
+        outcome = "not run"  # no case had an element
+    drawn = book.drawn if book.failing is None else book.failing
     found: dict[str, Any] = {
+        "key": book.key, "home": book.home,
         "law": law.name, "contract": impl.contract_name, "implementation": impl.name,
         "module": impl.module, "source": impl.source, "dtype": next(iter(impl.limits["dtype"])),
         "stranger": impl.stranger, "outcome": outcome, "cases": book.cases, "empty": book.empty,
@@ -48,7 +45,7 @@ def result(
         found["failure"] = {
             "kind": type(failure).__name__,
             "message": str(failure),
-            "drawn": _frozen(book.drawn),
+            "drawn": _frozen(drawn),
             "detail": dict(failure.detail) if isinstance(failure, Violation) else {},
         }
     return found
@@ -59,41 +56,38 @@ def _frozen(drawn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_file(key: str) -> Path:
-    return state_folder() / "failures" / (re.sub(r"[^\w.-]+", "-", key).strip("-") + ".json")
+    """Where a failure is kept; file systems limit a name to 255 bytes."""
+    name = re.sub(r"[^\w.-]+", "-", key).strip("-").encode()[-200:].decode(errors="ignore")
+    return state_folder() / "failures" / f"{name}.json"
+
+
+def keep(key: str, data: Mapping[str, Any]) -> str:
+    """Write a failure to a file of its own; the command that replays it, or why there is none."""
+    try:
+        path = failure_file(key)
+        write_atomically(path, text({"schema": SCHEMA, "results": {key: data}}, indent=1))
+    except OSError as error:
+        return f"(not kept for replay: {error})"
+    return f"replay: tightrope replay {shlex.quote(str(path))}"
 
 
 def explain(item: Any, excinfo: Any, report: Any) -> Any:
     """The text of a failure: law, case, finding, and the command that replays exactly this case."""
-    from tightrope.plugin import key
-
-    data = json.loads(dict(item.user_properties)["tightrope"])
+    data = json.loads(dict(item.user_properties).get("tightrope", "{}"))
     if "failure" not in data:
         return report.longrepr
-    name = data.pop("key")
-    path = failure_file(key(item))
-    write_atomically(path, json.dumps({"schema": SCHEMA, "results": {name: data}}, indent=1))
     if data["failure"]["detail"].get("of_the_law"):  # no single case shows it
         return f"{data['law']} [{data['implementation']} {data['dtype']}]: {excinfo.value}"
-    replay = f"tightrope replay {shlex.quote(str(path))}"
-    text = [
-        "{law} does not hold for {contract} {implementation} ({dtype})".format(**data),
-        "",
-    ]
-    text += [f"  {label} = {value!r}" for label, value in _drawn(item, data).items()]
-    text += ["", str(excinfo.value) or type(excinfo.value).__name__, "", f"replay: {replay}"]
+    replay = keep(data["key"], data)
+    lines = ["{law} does not hold for {contract} {implementation} ({dtype})".format(**data), ""]
+    lines += [f"  {label} = {value!r}" for label, value in _drawn(item, data).items()]
+    lines += ["", str(excinfo.value) or type(excinfo.value).__name__, "", replay]
     if excinfo.errisinstance(Violation):
-        return "\n".join(text)
-    report.sections.append(("tightrope", "\n".join(text)))
+        return "\n".join(lines)
+    report.sections.append(("tightrope", "\n".join(lines)))
     return report.longrepr
 
 
 def _drawn(item: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     spec = item.funcargs["impl"].contract
     return {k: thaw(v, spec) for k, v in data["failure"]["drawn"].items()}
-
-
-def thaw(value: Any, spec: Any) -> Any:
-    """The inverse of `freeze`."""
-    if isinstance(value, dict) and set(value) == {"case"}:
-        return spec.from_json(value["case"])
-    return tuple(value) if isinstance(value, list) else value
