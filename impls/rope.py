@@ -19,15 +19,15 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
-from tightrope.launch import aligned, capability, launcher
-from tightrope.validate import check_disjoint, check_rope, check_rows, refuse
+from tightrope.launch import aligned, capability, check_plain, launcher
+from tightrope.validate import check_disjoint, check_rope, check_rows
 
 # Strides and lengths of the aligned build are handed over in units of 8 elements: 16 bytes of a
 # 16-bit type, and the factor in the kernel shows the compiler that the addresses are multiples.
 UNIT = 8
 
 
-@triton.jit(do_not_specialize=[*range(30)])  # everything but the constants: lengths cost no build
+@triton.jit(do_not_specialize=[*range(32)])  # everything but the constants: lengths cost no build
 def rope_kernel(
     q, k, q_out, k_out, cos, sin, positions,
     tokens: tl.int64, rows: tl.int64, half: tl.int64, tail: tl.int64,
@@ -122,17 +122,16 @@ class Config(NamedTuple):
 
 
 def config(
-    tokens: int, num_heads: int, rotary_dim: int, itemsize: int, capability: tuple[int, int] | None
+    tokens: int, num_heads: int, width: int, itemsize: int, capability: tuple[int, int] | None
 ) -> Config:
     """Tile and warps for a case; pure, so that launcher, tests and oracle can all read it.
 
-    num_heads: of q, which has no fewer than k. itemsize: bytes an element. capability: the GPU's
-    (major, minor), or None for the interpreter, which takes milliseconds a program whatever its
-    tile: there, up to 8 programs. On a GPU a program reads and writes about 2 KiB, 16 bytes a
-    load: on an H200 the fastest of 38 tiles, or within 1 % of it. Few tiles are told apart, since
-    each is a compilation.
+    num_heads: of q, which has no fewer than k. width: features of a head that a program holds at
+    once, a power of 2. itemsize: bytes an element. capability: the GPU's (major, minor), or None
+    for the interpreter, which takes milliseconds a program whatever its tile: there, up to 8
+    programs. On a GPU a program reads and writes about 2 KiB, 16 bytes a load: on an H200 the
+    fastest of 38 tiles, or within 1 % of it. Few tiles are told apart: each is a compilation.
     """
-    width = triton.next_power_of_2(rotary_dim)
     if capability is None:
         heads = triton.next_power_of_2(num_heads)
         block = triton.next_power_of_2(triton.cdiv(max(tokens, 1), 4))
@@ -161,8 +160,10 @@ def _plan(arguments: Any, interleaved: bool, inplace: bool, blocks: Config | Non
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, half = k.shape[1], cos.shape[1]
     tail = 0 if inplace else head_dim - 2 * half
-    gpu = capability(rope_kernel, q.device)
-    tile = blocks or config(tokens, num_heads, 2 * half, q.element_size(), gpu)
+    block_pairs = max(16, triton.next_power_of_2(half))
+    block_tail = max(64, triton.next_power_of_2(tail)) if tail else 0
+    width, gpu = max(2 * block_pairs, block_tail), capability(rope_kernel, q.device)
+    tile = Config(*(blocks or config(tokens, num_heads, width, q.element_size(), gpu)))
     # Outputs are contiguous; meta tensors give their strides without memory.
     q_out, k_out = (q, k) if inplace else (x.new_empty(x.shape, device="meta") for x in (q, k))
     tensors = (q, k, q_out, k_out, cos, sin)
@@ -176,8 +177,8 @@ def _plan(arguments: Any, interleaved: bool, inplace: bool, blocks: Config | Non
         constants = {
             "INTERLEAVED": interleaved,
             "UNIT": unit,
-            "BLOCK_PAIRS": max(16, triton.next_power_of_2(half)),
-            "BLOCK_TAIL": max(64, triton.next_power_of_2(tail)) if tail else 0,
+            "BLOCK_PAIRS": block_pairs,
+            "BLOCK_TAIL": block_tail,
             "BLOCK_TOKENS": tile.BLOCK_TOKENS,
             "BLOCK_HEADS": tile.BLOCK_HEADS,
         }
@@ -213,23 +214,29 @@ def rope(
 
     cos, sin: (rows, rotary_dim/2), float32, float16 or bfloat16, or float64 with float64 q.
     positions: (tokens,) int32 or int64 row numbers. A position outside the table raises IndexError
-    if positions is on the CPU or with validate=True (which waits for the GPU); else it is
-    memory-safe and its token passes unrotated. out_dtype=torch.float32 shows the result before its
-    last rounding. inplace returns q and k themselves. blocks: a tile other than `config`'s.
-    No gradients: refused where autograd would record. Raises as `tightrope.validate.check_rope`.
+    if positions is on the CPU or with validate=True (which waits for the GPU); else nothing outside
+    is read and its token is turned by the angle 0. out_dtype=torch.float32 shows the result before
+    its last rounding. inplace returns q and k themselves. blocks: a tile other than `config`'s.
+
+    No gradients: refused where autograd would record. CUDA graphs may record a call that has run
+    once before; torch.compile cannot look inside: wrap the function in torch.compiler.disable.
+    Raises as `tightrope.validate.check_rope`.
     """
     arguments = (q, k, cos, sin, positions)
     try:
         metadata = [(t.shape, t.stride(), t.dtype, t.device) for t in arguments]
-        key = (*metadata, interleaved, inplace, out_dtype, blocks)
-        plan = _PLANS[key]
-    except (AttributeError, KeyError):
+        # The types too: 1 == True, but only one of them is an option.
+        kinds = type(interleaved), type(inplace)
+        key = (*metadata, interleaved, inplace, *kinds, out_dtype, blocks)
+        plan = _PLANS.get(key)
+    except (AttributeError, TypeError):  # not tensors, or not options: the check says which
+        plan = None
+    if plan is None:
         check_rope(*arguments, interleaved=interleaved, inplace=inplace, out_dtype=out_dtype)
         if len(_PLANS) >= 4096:
             _PLANS.clear()
         plan = _PLANS[key] = _plan(arguments, interleaved, inplace, blocks)
-    if (q.requires_grad or k.requires_grad) and torch.is_grad_enabled():
-        refuse("requires_grad", "False, or torch.no_grad(): no gradient is computed", True)
+    check_plain(q, k, cos, sin)
     if validate or plan.on_cpu:
         check_rows(positions, plan.rows)
     if inplace:

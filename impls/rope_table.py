@@ -39,7 +39,7 @@ import triton.language as tl
 
 from tightrope import Arithmetic, implements
 from tightrope.launch import capability, launcher
-from tightrope.validate import check_rope_table
+from tightrope.validate import check_rope_table, refuse
 
 ROUNDED_ONCE = 0.5 + 2.0**-26  # ulps of float32, after float64 arithmetic
 
@@ -120,10 +120,11 @@ class Config(NamedTuple):
 
 
 def config(length: int, rotary_dim: int, capability: tuple[int, int] | None) -> Config:
-    """Pure. capability: (major, minor), or None for the interpreter: there, up to 4 programs."""
+    """Pure. capability: (major, minor), or None for the interpreter: few programs there."""
     pairs = max(16, triton.next_power_of_2(rotary_dim // 2))
     if capability is None:
-        return Config(triton.next_power_of_2(triton.cdiv(max(length, 1), 4)), pairs, 4)
+        block = triton.next_power_of_2(triton.cdiv(max(length, 1), 4))
+        return Config(min(block, max(1, 2**18 // pairs)), pairs, 4)
     return Config(max(1, 512 // pairs), pairs, 4)
 
 
@@ -151,11 +152,16 @@ def turns(
 def inv_freq_float32(
     rotary_dim: int, rope_theta: float, device: torch.device
 ) -> tuple[torch.Tensor]:
-    """Frequencies (rotary_dim/2,), each rounded once to float32 (in its normal range)."""
+    """Frequencies (rotary_dim/2,), each rounded once to float32 (in its normal range).
+
+    Raises ValueError where one is beyond float32 (rope_theta far below 1).
+    """
     with mpmath.workprec(200):
         found = [_frequency(i, rotary_dim, rope_theta) for i in range(rotary_dim // 2)]
     with mpmath.workprec(24):
         rounded = [float(+f) for f in found]
+    if not max(rounded) <= torch.finfo(torch.float32).max:
+        refuse("rope_theta", "one whose frequencies are finite in float32", rope_theta)
     return (torch.tensor(rounded, dtype=torch.float32, device=device),)
 
 
@@ -189,6 +195,8 @@ def _build(
 @implements(
     "rope_table",
     name="exact",
+    # "huge" is asked only of builders that name it: positions past 2^24, up to the ends of int64.
+    positions=("range", "random", "repeated", "descending", "negative", "powers", "long", "huge"),
     arithmetic=Arithmetic(
         position="exact",
         inv_freq="exact",

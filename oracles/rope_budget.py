@@ -27,7 +27,7 @@ float64 inputs are worked in float64, which "float32" and "input" then mean. con
 products are rounded before the sum, "any" if either may be fused into it.
 """
 
-SMALLEST = 5e-324  # float64's half spacing of subnormals is no float64; the next one bounds it
+FLOAT64 = FORMATS["float64"]
 OUTWARD = 1 + 2.0**-50  # more than the few float64 roundings in a sum of terms
 
 
@@ -116,9 +116,9 @@ def _budget(at: _Terms, formats: _Formats) -> Budget:
         terms[f"sum rounded to {formats.sum.name}"] = sum_error
 
     spent = sum(terms.values(), np.zeros(y.shape))
-    own_error = np.abs(lost) + np.where(exact_p, 0.0, _half(FORMATS["float64"], p))
-    own_error = own_error + np.where(exact_q, 0.0, _half(FORMATS["float64"], q))
-    own_error = own_error + np.where(spent > 0, _half(FORMATS["float64"], np.abs(y) + spent), 0.0)
+    own_error = np.abs(lost) + np.where(exact_p, 0.0, FLOAT64.half_ulp(p))
+    own_error = own_error + np.where(exact_q, 0.0, FLOAT64.half_ulp(q))
+    own_error = own_error + np.where(spent > 0, FLOAT64.half_ulp(np.abs(y) + spent), 0.0)
     return Budget(
         np.concatenate([y, at.tail], -1),
         {name: _padded(term, at.tail) for name, term in terms.items()},
@@ -149,13 +149,9 @@ def _product(fmt: Format, x: Array, c: Array, moved: Array, value: Array, exact:
 
 def _rounding(fmt: Format, magnitude: Array, exact: Array) -> Array:
     """|RN(w) - w| for |w| <= magnitude; infinite where that may overflow (IEEE 754-2019, 7.4)."""
-    bound = np.where(exact, 0.0, _half(fmt, magnitude))
+    bound = np.where(exact, 0.0, fmt.half_ulp(magnitude))
     limit = np.inf if fmt.precision >= 53 else fmt.largest + 0.5 * fmt.ulp(fmt.largest)
     return np.where(np.abs(magnitude) >= limit, np.inf, bound)
-
-
-def _half(fmt: Format, x: Array) -> Array:
-    return np.maximum(fmt.half_ulp(np.where(np.isfinite(x), x, fmt.largest)), SMALLEST)
 
 
 def _exact(x: Array, c: Array, product: Array, wide: bool) -> Array:

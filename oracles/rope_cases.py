@@ -122,6 +122,7 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         if narrowed is None:
             raise ValueError(f"no case of rope satisfies {relation!r} within these limits")
         limits = narrowed
+    limits = _apart(limits)
     rows, heads = builds(limits), _heads(limits)
     narrow = _narrow(rows) if limits.bounds("tokens")[1] >= LARGE else ()
 
@@ -153,6 +154,20 @@ class _Draw:
 
     def one(self, name: str, wanted: Sequence[Any]) -> Any:
         return self.draw(self.st.sampled_from(self.limits.pick(name, tuple(wanted))))
+
+
+def _apart(limits: Limits) -> Limits:
+    """Limits under which no tensor that is stored once for all heads is rotated in place."""
+    for name in ("layout_q", "layout_k"):
+        if limits.values(name) == ("expanded",):
+            narrowed = limits.narrowed({"inplace": (False,)})
+            if narrowed is None:
+                raise ValueError(
+                    f"{name} is always 'expanded' and inplace always True within these limits: "
+                    "heads that share their storage cannot be rotated in place"
+                )
+            limits = narrowed
+    return limits
 
 
 def _narrow(rows: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ STAGES: Mapping[str, Any] = {
     "trig_ulp": 2.5,  # of cos, sin of that angle, in ulps of the result, all roundings included
 }
 EXPECTED = 2.0**-100  # radius of the arb table, beside its rounding to float64
+ENDLESS = 2.0**100  # beyond all angles
 NUMPY = 2.0**-50  # error of float64 cos and sin: 4.5 ulp below 1
 
 
@@ -62,9 +63,11 @@ def budget(
         terms, moved = _values(x, other, parts)
         ulps = arithmetic["trig_ulp"]
         terms[f"cos, sin within {ulps:.6g} ulp"] = _trig(np.abs(x) + moved, m, case.dtype, ulps)
+        near = FORMATS["float64"].half_ulp(x) + EXPECTED
+        ends = FORMATS["float64"].half_ulp(np.abs(x) + sum(terms.values()))  # of x -+ e in float64
         found[name] = Budget(
             x, terms, case.dtype,
-            oracle=np.where(m == 0, 0.0, FORMATS["float64"].half_ulp(x) + EXPECTED),
+            oracle=np.where(m == 0, 0.0, near + ends),
             replay=None if angle is None else _replay(name, angle, m, case.dtype, ulps),
         )  # fmt: skip
     return found
@@ -122,10 +125,12 @@ def _inv_freq_terms(case: Any, theta: Array, arithmetic: Arithmetic) -> dict[str
         return {f"inv_freq rounded to {name}": np.where(column == 0, 0.0, fmt.half_ulp(theta))}
     stretch = _exponent_step(case.rotary_dim, name) * abs(np.log(case.rope_theta))
     eta = (2 * ulps + 1) * fmt.unit
-    power = np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1)
+    power = theta * np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1)
+    normal = (theta >= 2.0**fmt.emin) & (theta * fmt.largest * (1 - eta) > 2 * np.exp(stretch))
+    power = np.where(normal, power, ENDLESS)  # (6), (7) know no subnormals and no overflow
     return {
         f"exponent 2c/rotary_dim rounded to {name}": theta * np.expm1(stretch),
-        f"power within {ulps} ulp and reciprocal in {name}": theta * power * (column > 0),
+        f"power within {ulps} ulp and reciprocal in {name}": power * (column > 0),
     }
 
 
@@ -145,7 +150,8 @@ def _exact_product(positions: list[int], theta: Array, arithmetic: Arithmetic) -
         position = FORMATS[arithmetic["position"]]
         held = np.where(_holds(positions, position), held, position.precision <= angle.precision)
     first = (np.arange(len(theta)) == 0) & held
-    if frequency == "exact" or FORMATS[frequency].precision > angle.precision:
+    wider = frequency == "exact" or FORMATS[frequency].precision > angle.precision
+    if wider or FORMATS[frequency].emin < angle.emin:  # subnormals of the angle have fewer bits
         return first | _zero(positions)
     power = np.array([m & (m - 1) == 0 for m in map(abs, positions)], bool)[:, None]
     return first | (power & held) | _zero(positions)

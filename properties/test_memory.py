@@ -17,7 +17,10 @@ def test_writes_its_outputs_and_nothing_else(impl, case):
     impl(case)
 
 
-@holds_for()
+CONTIGUOUS = dict.fromkeys(("layout", "layout_q", "layout_k", "layout_table"), ("contiguous",))
+
+
+@holds_for(needs=CONTIGUOUS)
 def test_strided_equals_contiguous(impl, case):
     """Demands: the same values in contiguous memory give the same outputs (bitwise if prescribed).
 

@@ -6,8 +6,6 @@ both layouts swapped) passes it. It sees a position that is wrong for q or k alo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import strategies as st
 
@@ -19,7 +17,16 @@ from tightrope.rotary import join, split, table_of
 THETA = 10000.0
 
 
-@holds_for("rope", limits={"inplace": (False,)}, shift=st.sampled_from([23, 1, 1024, 65521]))
+LIMITS = {
+    "inplace": (False,),
+    "layout_q": ("contiguous",), "layout_k": ("contiguous",), "layout_table": ("contiguous",),
+}  # fmt: skip
+
+
+SHIFTS = st.sampled_from([23, 1, 1024, 65521])
+
+
+@holds_for("rope", limits=LIMITS, needs={"table_rows": (2, 66)}, shift=SHIFTS)
 def test_scores_depend_on_relative_position_only(impl, case, shift):
     """Demands: q_i(p_i + t) . k_j(p_j + t) = q_i(p_i) . k_j(p_j) for all pairs, within budgets.
 
@@ -34,7 +41,6 @@ def test_scores_depend_on_relative_position_only(impl, case, shift):
     rows = np.concatenate([at, at + shift])[:, None] * inv_freq
     inputs["cos"], inputs["sin"], table_error = table_of(rows, case.table_dtype)
     table_error += 2.0**-51 * float(2**16 + shift)
-    case = replace(case, layout_q="contiguous", layout_k="contiguous", layout_table="contiguous")
     here = _scores(impl, case, inputs, np.arange(tokens), table_error)
     there = _scores(impl, case, inputs, np.arange(tokens) + tokens, table_error)
     within(
@@ -66,17 +72,20 @@ def _scores(impl, case, inputs, rows, table_error):
     return score, np.where(np.isnan(limit), np.inf, limit + rounding)
 
 
-@holds_for("rope", where=("out_dtype=input",), limits={"inplace": (False,)})
+@holds_for(
+    "rope",
+    where=("out_dtype=input",),
+    limits={
+        **LIMITS, "tokens": (2,), "num_heads": (1,), "num_kv_heads": (1,), "data": ("normal",),
+    },
+    needs={"table_rows": (64,)},
+)  # fmt: skip
 def test_the_textbook_pair_scores_cos_3(impl, case):
     """Demands: q = k = (1, 0), theta = 1, m = 2, n = 5 scores cos 3; shifting both by 10 or 23
     leaves it; shifting the key alone by 10 gives cos 13.
 
     Kills: positions that are ignored, a key that is rotated with the query's position.
     """
-    case = replace(
-        case, tokens=2, num_heads=1, num_kv_heads=1, layout_q="contiguous", layout_k="contiguous",
-        layout_table="contiguous", data="normal",
-    )  # fmt: skip
     inputs = impl.contract.inputs(case)
     unit = np.zeros((2, 1, case.head_dim))
     unit[:, :, 0] = 1.0

@@ -48,7 +48,13 @@ def test_the_identity_row_changes_nothing(impl, case):
         within(name, widen(outputs[name]) - widen(inputs[name]), np.zeros(()), story)
 
 
-@holds_for("rope", where=("out_dtype=input",), turns=st.integers(1, 6))
+@holds_for(
+    "rope",
+    where=("out_dtype=input",),
+    limits={"inplace": (False,), "layout_q": ("contiguous",), "layout_k": ("contiguous",)},
+    needs={"table_rows": (5,)},
+    turns=st.integers(1, 6),
+)
 def test_two_rotations_compose_and_the_opposite_one_undoes(impl, case, turns):
     """Demands: R(b) R(a) x = R(a + b) x and R(-a) R(a) x = x, within the sum of the budgets.
 
@@ -59,7 +65,6 @@ def test_two_rotations_compose_and_the_opposite_one_undoes(impl, case, turns):
     angles = np.random.default_rng(case.seed).uniform(-3, 3, inputs["cos"].shape[1])
     rows = np.stack([np.zeros_like(angles), angles, turns * angles, (1 + turns) * angles, -angles])
     inputs["cos"], inputs["sin"], table_error = table_of(rows, case.table_dtype)
-    case = replace(case, layout_q="contiguous", layout_k="contiguous", inplace=False)
     first = rotate_with(impl, case, inputs, row=1)
     for second, whole in ((2, 3), (4, 0)):
         then = rotate_with(impl, case, {**inputs, **first.outputs}, row=second)
@@ -98,14 +103,12 @@ def test_features_past_rotary_dim_are_untouched(impl, case):
         )
 
 
-@holds_for("rope")
+@holds_for("rope", needs={"interleaved": (False, True)})
 def test_layouts_agree_after_a_permutation(impl, case):
     """Demands: half-split on permuted features equals interleaved on plain ones (and back).
 
     Kills: a layout flag that is ignored, pairs at head_dim/2 instead of rotary_dim/2.
     """
-    if not impl.allowed().allows("interleaved", not case.interleaved):
-        return
     inputs = impl.contract.inputs(case)
     outputs = impl(case, inputs)
     other = replace(case, interleaved=not case.interleaved)
@@ -118,15 +121,13 @@ def test_layouts_agree_after_a_permutation(impl, case):
         )
 
 
-@holds_for("rope", limits={"inplace": (True,)})
+@holds_for("rope", limits={"inplace": (True,)}, needs={"inplace": (False,)})
 def test_in_place_equals_out_of_place(impl, case):
     """Demands: the same call, writing over its inputs or not, gives the same values.
 
     Kills: a partner that is overwritten before it is read, a tail left out, in place forgotten
     for k.
     """
-    if not impl.contract.limits({}).allows("inplace", False):
-        return
     inputs = impl.contract.inputs(case)
     written = impl(case, inputs)
     fresh = impl(replace(case, inplace=False), inputs)
@@ -134,7 +135,11 @@ def test_in_place_equals_out_of_place(impl, case):
         same_value(name, written[name], fresh[name], budget, "in place and out of place must agree")
 
 
-@holds_for("rope", limits={"layout_q": ("contiguous",), "layout_k": ("contiguous",)})
+@holds_for(
+    "rope",
+    limits={"layout_q": ("contiguous",), "layout_k": ("contiguous",)},
+    needs={"num_heads": (1,), "num_kv_heads": (1,)},
+)
 def test_each_head_is_rotated_alone(impl, case):
     """Demands: head h among many equals head h alone, for q and for k (GQA, MQA).
 
@@ -143,8 +148,6 @@ def test_each_head_is_rotated_alone(impl, case):
     inputs = impl.contract.inputs(case)
     outputs = impl(case, inputs)
     alone = replace(case, num_heads=1, num_kv_heads=1)
-    if not (impl.allowed().allows("num_heads", 1) and impl.allowed().allows("num_kv_heads", 1)):
-        return
     for head in {0, case.num_kv_heads - 1}:
         one = {
             "q": inputs["q"][:, -1 - head : case.num_heads - head],

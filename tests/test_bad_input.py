@@ -128,12 +128,50 @@ def test_overlapping_outputs_are_refused(rope: Callable[..., Any]) -> None:
             rope(**good(q=q, k=k, inplace=True))
 
 
-def test_recording_a_gradient_is_refused() -> None:
-    q = good()["q"].requires_grad_()
+@ROPES
+def test_overlap_away_from_the_ends_is_seen(rope: Callable[..., Any]) -> None:
+    """Tokens of q start at 0, 6, 12, 18, those of k at 2, 6, 10, 14: two start at 6."""
+    buffer = like(64)
+    tables_of_one = {**tables(ROWS, 1), "positions": at(0, 1, 2, 3), "inplace": True}
+    q = buffer.as_strided((4, 1, 2), (6, 2, 1))
+    with pytest.raises(ValueError, match=r"^q and k: expected"):
+        rope(**good(q=q, k=buffer.as_strided((4, 1, 2), (4, 2, 1), 2), **tables_of_one))
+    rope(**good(q=q, k=buffer.as_strided((4, 1, 2), (6, 2, 1), 2), **tables_of_one))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "cos", "sin"])
+def test_recording_a_gradient_is_refused(name: str) -> None:
+    changed = {name: good()[name].requires_grad_()}
+    triton_rope.rope(**good())  # what an earlier call left behind lets nothing through
     with pytest.raises(ValueError, match=r"^requires_grad: expected"):
-        triton_rope.rope(**good(q=q))
+        triton_rope.rope(**good(**changed))
     with torch.no_grad():
-        triton_rope.rope(**good(q=q))
+        triton_rope.rope(**good(**changed))
+
+
+def test_a_pending_minus_sign_is_refused() -> None:
+    """The imaginary part of a conjugate is memory whose sign is still to be turned."""
+    turns = torch.polar(torch.ones(ROWS, DIM // 2, device=HOME), good()["cos"]).conj()
+    assert turns.imag.is_neg()
+    with pytest.raises(ValueError, match=r"^is_neg"):
+        triton_rope.rope(**good(cos=turns.real, sin=turns.imag))
+    triton_rope.rope(**good(cos=turns.real, sin=turns.imag.resolve_neg()))
+
+
+@pytest.mark.parametrize("what", ["interleaved", "inplace"])
+def test_one_is_not_true_after_true_either(what: str) -> None:
+    triton_rope.rope(**good(**{what: True}))
+    for wrong in (1, [], "neox"):
+        with pytest.raises(TypeError, match=rf"^{what}: expected"):
+            triton_rope.rope(**good(**{what: wrong}))
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    meta = {n: t.to("meta") if torch.is_tensor(t) else t for n, t in good().items()}
+    with pytest.raises(ValueError, match=r"^device: expected"):
+        triton_rope.rope(**meta)
+    with pytest.raises(ValueError, match=r"^device: expected"):
+        rope_table.exact(meta["positions"], rotary_dim=8, rope_theta=1e4)
 
 
 @ROPES
@@ -205,6 +243,7 @@ def test_unchecked_positions_read_nothing_and_rotate_nothing(launches: list[int]
         ({"rope_theta": 0.0}, ValueError, "rope_theta"),
         ({"rope_theta": -1e4}, ValueError, "rope_theta"),
         ({"rope_theta": float("nan")}, ValueError, "rope_theta"),
+        ({"rope_theta": 10**400}, ValueError, "rope_theta"),
         ({"rope_theta": "1e4"}, TypeError, "rope_theta"),
         ({"positions": like(2, 3, dtype="int64")}, ValueError, "positions.shape"),
         ({"positions": like(3)}, TypeError, "positions.dtype"),
@@ -221,6 +260,13 @@ def test_a_table_is_refused(
         build(**{**usual, **changes})
     assert WORDING.match(str(raised.value)), raised.value
     assert str(raised.value).startswith(argument), raised.value
+
+
+def test_frequencies_beyond_float32_are_refused_by_its_builder() -> None:
+    arguments = {"positions": like(3, dtype="int64"), "rotary_dim": 8, "rope_theta": 1e-300}
+    with pytest.raises(ValueError, match=r"^rope_theta: expected"):
+        rope_table.float32(**arguments)
+    assert rope_table.exact(**arguments)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(

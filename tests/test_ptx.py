@@ -38,6 +38,7 @@ def _compile(
     constants: dict[str, Any],
     target: int,
     fused: bool = False,
+    form: str = "ptx",
 ) -> str:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -50,21 +51,19 @@ def _compile(
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     options = {"num_warps": 8, "enable_fp_fusion": fused}
     made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    return str(made.asm["ptx"])
+    return str(made.asm[form])
 
 
-def _rope(
-    target: int, dtype: str, table: str, interleaved: bool, unit: int, fused: bool = False
-) -> str:
+def _rope(target: int, dtype: str, table: str, interleaved: bool, unit: int, **options: Any) -> str:
     from tightrope.impls.rope import rope_kernel
 
     pointers = dict.fromkeys(("q", "k", "q_out", "k_out"), f"*{dtype}")
     pointers |= {"cos": f"*{table}", "sin": f"*{table}", "positions": "*i64"}
     constants = {
-        "INTERLEAVED": interleaved, "UNIT": unit, "BLOCK_PAIRS": 64, "BLOCK_TAIL": 0,
+        "INTERLEAVED": interleaved, "UNIT": unit, "BLOCK_PAIRS": 64, "BLOCK_TAIL": 64 * (unit == 1),
         "BLOCK_TOKENS": 4, "BLOCK_HEADS": 8,
     }  # fmt: skip
-    return _compile(rope_kernel, pointers, constants, target, fused)
+    return _compile(rope_kernel, pointers, constants, target, **options)
 
 
 def _table(target: int, exact: bool) -> str:
@@ -76,7 +75,24 @@ def _table(target: int, exact: bool) -> str:
     return _compile(exact_kernel if exact else float32_kernel, pointers, constants, target)
 
 
+def _specialized() -> list[str]:
+    """Parameters of which some value or alignment would cost a compilation of its own."""
+    from tightrope.impls.rope import rope_kernel
+    from tightrope.impls.rope_table import exact_kernel, float32_kernel
+
+    return [
+        f"{kernel.__name__}: {p.name}"
+        for kernel in (rope_kernel, exact_kernel, float32_kernel)
+        for p in kernel.params
+        if not (p.is_constexpr or p.do_not_specialize)
+    ]
+
+
 def main() -> None:
+    from tightrope import compiles
+
+    compiles.watch()
+    compiles.watch()
     found = {}
     for target in TARGETS:
         for variant, facts in ROPE.items():
@@ -84,20 +100,22 @@ def main() -> None:
         found[f"table exact sm_{target}"] = _table(target, exact=True)
         found[f"table float32 sm_{target}"] = _table(target, exact=False)
     found["control fused sm_90"] = _rope(90, *ROPE["aligned"], fused=True)
-    json.dump(found, sys.stdout)
+    found["ttir"] = _rope(90, *ROPE["general"], form="ttir")
+    counted = {"compiled": len(found), "counted": compiles.count(), "disk": compiles.from_disk()}
+    json.dump({**found, "facts": {**counted, "specialized": _specialized()}}, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def ptx() -> dict[str, str]:
+def ptx() -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(tightrope.__file__).parents[1]), *sys.path])
     run = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
-    found: dict[str, str] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(run.stdout)
     return found
 
 
-def _of(ptx: dict[str, str], words: str) -> dict[str, str]:
+def _of(ptx: dict[str, Any], words: str) -> dict[str, str]:
     chosen = {name: text for name, text in ptx.items() if name.startswith(words)}
     assert {name.split()[-1] for name in chosen} == {f"sm_{t}" for t in TARGETS}
     for name, text in chosen.items():
@@ -105,7 +123,7 @@ def _of(ptx: dict[str, str], words: str) -> dict[str, str]:
     return chosen
 
 
-def test_the_rotation_rounds_products_and_sum_separately(ptx: dict[str, str]) -> None:
+def test_the_rotation_rounds_products_and_sum_separately(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "rope").items():
         kind = "f64" if "float64" in name else "f32"
         assert not FUSED.search(text), name
@@ -114,31 +132,51 @@ def test_the_rotation_rounds_products_and_sum_separately(ptx: dict[str, str]) ->
         assert re.search(rf"\badd(?:\.rn)?\.{kind}", text), name
 
 
-def test_float32_arithmetic_keeps_subnormals(ptx: dict[str, str]) -> None:
+def test_float32_arithmetic_keeps_subnormals(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "rope").items():
         assert not re.search(r"\b(?:add|sub|mul|cvt)\S*\.ftz", text), name
 
 
-def test_the_aligned_build_moves_sixteen_bytes_a_thread(ptx: dict[str, str]) -> None:
+def test_the_aligned_build_moves_sixteen_bytes_a_thread(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "rope aligned").items():
         loads, stores = (len([w for w in WIDE.findall(text) if w[:2] == io]) for io in ("ld", "st"))
         assert min(loads, stores) >= 2, name
         assert not re.search(r"st\.global\.(?!(?:cs\.)?(?:v4\.b32|v2\.b64))", text), name
 
 
-def test_the_general_build_assumes_no_alignment(ptx: dict[str, str]) -> None:
+def test_the_general_build_assumes_no_alignment(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "rope general").items():
         assert not re.search(r"(?:ld|st)\.global\.v", text), name
 
 
-def test_the_exact_table_is_not_fused_and_rounds_once_to_float32(ptx: dict[str, str]) -> None:
+def test_addresses_are_computed_in_64_bits(ptx: dict[str, Any]) -> None:
+    sums = re.findall(r"arith\.(?:muli|addi|subi|shli) .*: (\S+)", ptx["ttir"])
+    assert len(sums) > 10
+    assert {kind for kind in sums if "i32" in kind} <= {"i32"}  # of scalars: numbers of blocks
+    offsets = re.findall(r"tt\.addptr .*, (tensor<\S+>)", ptx["ttir"])
+    assert len(offsets) > 10
+    assert all(kind.endswith("i64>") for kind in offsets)
+
+
+def test_lengths_strides_and_addresses_cost_no_compilation(ptx: dict[str, Any]) -> None:
+    assert ptx["facts"]["specialized"] == []
+
+
+def test_every_compilation_is_counted_once(ptx: dict[str, Any]) -> None:
+    facts = ptx["facts"]
+    # The TTIR is another stage of a kernel that is among them: this one comes from disk.
+    assert facts["counted"] == facts["compiled"]
+    assert 1 <= facts["disk"] <= facts["counted"]
+
+
+def test_the_exact_table_is_not_fused_and_rounds_once_to_float32(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "table exact").items():
         assert not FUSED.search(text), name
         for needed in ("mul.hi.u64", "cvt.rn.f64.s64", "cvt.rn.f32.f64"):
             assert needed in text, name
 
 
-def test_the_float32_table_uses_no_approximate_trigonometry(ptx: dict[str, str]) -> None:
+def test_the_float32_table_uses_no_approximate_trigonometry(ptx: dict[str, Any]) -> None:
     for name, text in _of(ptx, "table float32").items():
         assert not re.search(r"\b(?:sin|cos)\.approx", text), name
         assert "cvt.rn.f32.s64" in text, name
@@ -146,7 +184,7 @@ def test_the_float32_table_uses_no_approximate_trigonometry(ptx: dict[str, str])
         assert re.search(r"i2opi_f\[\d+\] = \{", text), name
 
 
-def test_fusing_would_be_seen(ptx: dict[str, str]) -> None:
+def test_fusing_would_be_seen(ptx: dict[str, Any]) -> None:
     assert FUSED.search(ptx["control fused sm_90"])
 
 

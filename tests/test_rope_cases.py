@@ -156,6 +156,14 @@ def test_limits_that_contradict_a_relation_are_refused():
         CONTRACT.cases(limits(num_heads=(3,), num_kv_heads=(2,)))
 
 
+@pytest.mark.parametrize("name", ["layout_q", "layout_k"])
+def test_heads_that_share_storage_are_not_rotated_in_place(name):
+    for case in drawn(20, **{name: ("expanded",)}):
+        assert not case.inplace
+    with pytest.raises(ValueError, match=f"{name} is always 'expanded' and inplace always True"):
+        CONTRACT.cases(limits(inplace=(True,), **{name: ("expanded",)}))
+
+
 def test_the_simplest_case_comes_first_and_is_informative():
     simplest = CONTRACT.cases(limits()).map(lambda c: c)
     case = drawn(1)[0]

@@ -94,6 +94,18 @@ def test_features_beyond_rotary_dim_pass_unchanged_and_have_no_budget():
     assert found.bound[..., :64].all()
 
 
+def test_exact_spans_all_of_float64():
+    """Sums of terms more than 160 bits apart, and the widest there are, have no rounding either."""
+    case = RopeCase(head_dim=2, rotary_dim=2, table_rows=1, dtype="float64", table_dtype="float64")
+    inputs = CONTRACT.inputs(case)
+    for x, c, s in ((2.0**300, 1.0, 2.0**-100), (1.5 * 2.0**1023, 1.75, 5e-324)):
+        inputs["q"][...], inputs["cos"][...], inputs["sin"][...] = [x, 5e-324], c, s
+        small, large = Fraction(5e-324) * Fraction(s), Fraction(x) * Fraction(c)
+        second = Fraction(5e-324) * Fraction(c) + Fraction(x) * Fraction(s)
+        assert rope_exact.exact(case, inputs, "q", [0, 1]) == [large - small, second]
+        assert rope_mpmath.rotated(case, inputs, "q") == [large - small, second]
+
+
 def test_exact_refuses_what_is_not_finite():
     case = RopeCase()
     inputs = CONTRACT.inputs(case)

@@ -122,6 +122,30 @@ def test_a_right_kernel_beside_a_midpoint_needs_the_term_of_the_sum():
     assert not judge("q", out, budget.without("sum rounded to float32")).ok
 
 
+def test_a_sum_that_float64_cannot_hold_still_has_its_term():
+    """y1 is a midpoint of float16 and 2**-48, 58 bits lower; float32 ends on the tie."""
+    case = RopeCase(head_dim=2, rotary_dim=2, table_rows=1, dtype="float16", table_dtype="float16")
+    inputs = CONTRACT.inputs(case)
+    inputs["q"][...], inputs["cos"][...] = [[[1366.0, -(2.0**-24)]]], 0.75
+    inputs["sin"][...] = 2.0**-24
+    budget = CONTRACT.budget(case, inputs, arithmetic("any"))["q"]
+    out = stored(kernel(case, inputs, "q", arithmetic(), nearest), "float16")
+    assert (out[0, 0, 0], FORMATS["float16"].round(np.nextafter(1024.5, 2000))) == (1024, 1025)
+    exact = lambda at: CONTRACT.exact(case, inputs, "q", at)  # noqa: E731
+    assert judge("q", out, budget, exact).ok
+    assert judge("q", stored([[[1025.0, widen(out)[0, 0, 1]]]], "float16"), budget, exact).ok
+
+
+def test_exact_operations_and_the_last_rounding_have_no_terms():
+    half = {"dtype": "float16", "table_dtype": "float16", "data": "few_bits", "table": "few_bits"}
+    case = RopeCase(tokens=4, **half)
+    assert not CONTRACT.budget(case, CONTRACT.inputs(case), arithmetic("any"))["q"].bound.any()
+    for out, terms in (("float32", ["products"]), ("input", ["products", "sum"])):
+        case = RopeCase(tokens=4, dtype="bfloat16", out_dtype=out)
+        found = CONTRACT.budget(case, CONTRACT.inputs(case), arithmetic("any"))["q"].terms
+        assert list(found) == [f"{term} rounded to float32" for term in terms]
+
+
 def test_the_replay_tells_both_neighbours_apart():
     case, inputs = beside_a_midpoint()
     budget = CONTRACT.budget(case, inputs, arithmetic())["q"]
@@ -148,7 +172,7 @@ def test_fused_products_have_the_same_worst_case_and_no_replay():
 def test_a_sum_that_may_overflow_has_an_infinite_term():
     case = RopeCase(head_dim=2, rotary_dim=2, table_rows=1, dtype="float16", out_dtype="float32")
     inputs = CONTRACT.inputs(case)
-    inputs["q"][...] = [[[65504.0, 65504.0]]]
+    inputs["q"][...] = [[[65504.0, 16.0]]]  # 65,520 is the first number that overflows
     inputs["cos"][...] = inputs["sin"][...] = 1
     budget = CONTRACT.budget(case, inputs, arithmetic("any", sum="input"))["q"]
     assert np.isinf(budget.bound[0, 0, 1])

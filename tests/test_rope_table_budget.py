@@ -183,7 +183,8 @@ def test_replay_rejects_a_frequency_rounded_the_other_way() -> None:
 
 
 def test_no_replay_where_a_rounding_is_open() -> None:
-    for stage in ({"inv_freq_ulp": 4}, {"angle": "exact"}, {"angle_error": 1e-9}):
+    open_ones = ({"inv_freq_ulp": 4}, {"angle": "exact"}, {"angle_error": 1e-9})
+    for stage in (*open_ones, {"position": "float64"}):  # a product that float64 does not hold
         b = budgets(RopeTableCase(tokens=3), grant(**{"inv_freq_ulp": 0, **stage}))
         assert b["cos"].replay is None
 
@@ -200,7 +201,7 @@ def test_float64_functions_of_replayed_angles_are_within_their_allowance() -> No
         assert np.abs(f(angles) - truth).max() <= 2.0**-51
 
 
-@pytest.mark.parametrize("a", [grant(), grant(inv_freq_ulp=0), grant(**EXACT, angle_error=1e-8)])
+@pytest.mark.parametrize("a", [grant(), grant(inv_freq_ulp=0), grant(**EXACT, angle_error=1e-6)])
 def test_position_zero_is_exact(a: Arithmetic) -> None:
     for name, b in budgets(RopeTableCase(tokens=2, start=0, rotary_dim=64), a).items():
         out = np.full((2, 32), 1.0 if name == "cos" else 0.0, np.float32)

@@ -91,6 +91,18 @@ def test_inv_freq_is_correctly_rounded(base: float, dtype: str) -> None:
         assert low**24 <= exact <= high**24
 
 
+def test_precision_rises_until_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 24 bits, of which an angle of 2**53 leaves none, the same numbers are reached."""
+    case, rounded = CASES[4], rope_table_exact.inv_freq(24, 1e4, "float32")
+    inputs = CONTRACT.inputs(case)
+    wide = {n: CONTRACT.exact(case, inputs, n, range(6)) for n in ("cos", "sin")}
+    monkeypatch.setattr(rope_table_exact, "BITS", 24)
+    assert np.array_equal(rope_table_exact.inv_freq.__wrapped__(24, 1e4, "float32"), rounded)
+    for n, values in wide.items():
+        for a, b in zip(CONTRACT.exact(case, inputs, n, range(6)), values, strict=True):
+            assert abs(a - b) <= abs(b) / 2**99
+
+
 def test_two_frequencies_known_in_closed_form() -> None:
     """theta = 1: q . k = cos 3 at positions 2 and 5; base 2^4: frequencies 1 and 1/4."""
     case = RopeTableCase(tokens=1, rotary_dim=4, rope_theta=16.0, start=3)

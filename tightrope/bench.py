@@ -1,14 +1,14 @@
 """`tightrope bench rope`: the bundled rotation against its peers and a plain copy, on a GPU.
 
 Prefill: bandwidth, bytes of q and k read plus written over time, as a share of a device-to-device
-copy of as many bytes. Buffers take turns and exceed the L2 cache. Decode: few tokens, so wall time
-a call, host and device together. Implementations take turns too, so that a drift hits all alike.
+copy of as many bytes; what else a rotation reads is stated, not counted. Buffers take turns and
+exceed the L2 cache. Decode: few tokens, so wall time a call, host and device together.
+Implementations take turns too, so that a drift hits all alike.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -16,41 +16,60 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tightrope.blackbox import write_atomically
 from tightrope.environment import environment, installed
-from tightrope.timing import BUFFERS, Call, decode, on_device, prefill
+from tightrope.launch import interpreted
+from tightrope.timing import BATCH, BUFFERS, REPEATS, Call, decode, on_device, prefill
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PREFILL, DECODE = 16_384, 64
 
 
 def bench_rope(json_file: str | None = None, sweep: bool = False) -> int:
-    """Measure, print tables, write JSON; sweep also times many tiles. Exit code 2 without a GPU."""
+    """Measure, print tables, write JSON; sweep: many tiles too. RuntimeError without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
-        print(
-            "tightrope bench: no CUDA device is visible; speed is measured on GPUs", file=sys.stderr
-        )
-        return 2
-    size = 2 * PREFILL * (HEADS + KV_HEADS) * HEAD_DIM * 2  # bytes of q and k, read and written
+        raise RuntimeError("no CUDA device is visible; speed is measured on GPUs")
+    if interpreted(import_module("tightrope.impls.rope").rope_kernel):
+        raise RuntimeError("TRITON_INTERPRET is set; speed is measured on compiled kernels")
+    moved = bytes_moved(PREFILL)
     with torch.no_grad():
         found: dict[str, Any] = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": environment(),
             "peers": {p: installed(p) for p in ("liger-kernel", "transformers")},
             "shape": {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
+            "tokens": {"prefill": PREFILL, "decode": DECODE},
             "dtype": "bfloat16",
-            "prefill": prefill(contenders(PREFILL), size),
+            "bytes": {"prefill": moved, "decode": bytes_moved(DECODE)},
+            "method": {"buffers": BUFFERS, "calls a time": BATCH, "repeats": REPEATS},
+            "prefill": prefill(contenders(PREFILL), moved["q and k"]),
             "decode": decode(contenders(DECODE)),
         }
         if sweep:
-            found["sweep"] = prefill(tiles(PREFILL), size)
+            found["sweep"] = prefill(tiles(PREFILL), moved["q and k"])
             found["sweep_decode"] = on_device(tiles(DECODE))
     found["ratios"] = verdict(found)
     show(found)
     if json_file:
-        Path(json_file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_atomically(Path(json_file), json.dumps(found, indent=1) + "\n")
     return 0
+
+
+def bytes_moved(tokens: int) -> dict[str, int]:
+    """What one call must move.
+
+    Bandwidth is that of q and k, read and written, for every contender. Rows of cos and sin, one a
+    token and read once if caches hold them, and int64 positions come on top.
+    """
+    row = 2 * (HEAD_DIM // 2)  # elements of cos and sin
+    return {
+        "q and k": 2 * tokens * (HEADS + KV_HEADS) * HEAD_DIM * 2,
+        "rows of a float32 table": tokens * row * 4,
+        "rows of a bfloat16 table": tokens * row * 2,
+        "positions": tokens * 8,
+    }
 
 
 def _buffers(tokens: int) -> dict[str, Any]:
@@ -135,35 +154,58 @@ def tiles(tokens: int) -> dict[str, Call]:
     return found
 
 
-def _best(rows: dict[str, dict[str, float]], start: str) -> float | None:
-    return min((row["median_us"] for n, row in rows.items() if n.startswith(start)), default=None)
+Rows = dict[str, dict[str, Any]]
+
+
+def _median(rows: Rows, name: str) -> float:
+    """Of the first time that a table gives."""
+    return float(next(iter(rows[name].values()))["median"])
+
+
+def _spread(rows: Rows, name: str) -> float:
+    """The middle half of the same times, over their median."""
+    times = next(iter(rows[name].values()))
+    return float((times["high"] - times["low"]) / times["median"])
 
 
 def verdict(found: dict[str, Any]) -> dict[str, float]:
-    """What the project promises, as ratios of medians of this run."""
-    prefill, decode = found["prefill"], found["decode"]
-    ours = prefill["triton in place"]["median_us"]
-    ratios = {"prefill: share of the copy's bandwidth": prefill["copy"]["median_us"] / ours}
-    for phase, rows in (("prefill", prefill), ("decode", decode)):
-        if (liger := _best(rows, "liger")) is not None:
-            ratios[f"{phase}: time over Liger's"] = rows["triton in place"]["median_us"] / liger
+    """What the project promises, as ratios of medians of this run, and how sure they are."""
+    ours, rows = "triton in place", found["prefill"]
+    ratios = {"prefill: share of the copy's bandwidth": _median(rows, "copy") / _median(rows, ours)}
+    for phase in ("prefill", "decode"):
+        rows = found[phase]
+        ligers = [name for name in rows if name.startswith("liger")]
+        if ligers:
+            best = min(ligers, key=partial(_median, rows))
+            ratios[f"{phase}: time over Liger's"] = _median(rows, ours) / _median(rows, best)
+            spread = _spread(rows, ours) + _spread(rows, best)
+            ratios[f"{phase}: spread, ours and Liger's"] = spread
     return ratios
 
 
+def _words(value: Any) -> str:
+    """A time in microseconds with its middle half, or a number."""
+    if isinstance(value, dict):
+        return f"{value['median']:.2f} ({value['low']:.2f} to {value['high']:.2f})"
+    return f"{value:.2f}"
+
+
 def show(found: dict[str, Any]) -> None:
-    """Print every table of a result, and the ratios."""
+    """Print every table of a result, what a call moves, and the ratios."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     for title in ("prefill", "decode", "sweep", "sweep_decode"):
-        rows: dict[str, dict[str, float]] = found.get(title, {})
+        rows: Rows = found.get(title, {})
         if not rows:
             continue
         columns = list(next(iter(rows.values())))
         table = Table("implementation or tile", *columns, title=title)
-        for name, row in sorted(rows.items(), key=lambda item: item[1][columns[0]]):
-            table.add_row(name, *(f"{row[c]:.2f}" for c in columns))
+        for name in sorted(rows, key=lambda n: _median(rows, n)):
+            table.add_row(name, *(_words(rows[name][c]) for c in columns))
         console.print(table)
+    for phase, moved in found["bytes"].items():
+        console.print(f"{phase}, MB a call:", *(f"{n} {b / 1e6:.3f};" for n, b in moved.items()))
     for name, ratio in found["ratios"].items():
         console.print(f"{name}: {ratio:.3f}")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tightrope.formats import FORMATS, Array, Format, widen
+from tightrope.rational import decimal, settle
 
 Exact = Callable[[Sequence[int]], Sequence[Fraction]]
 
@@ -77,7 +78,8 @@ class Budget:
 
     def inside(self, actual: Array, slack: float = 0.0) -> Array:
         """Elementwise membership in T0; slack 1 widens, -1 narrows by the oracle's own error."""
-        out, e = widen(actual), self.bound + slack * np.asarray(self.oracle)
+        with np.errstate(invalid="ignore"):  # inf - inf: not decided
+            out, e = widen(actual), self.bound + slack * np.asarray(self.oracle)
         low, high = self.format.round(self.expected - e), self.format.round(self.expected + e)
         return (e >= 0) & (low <= out) & (out <= high)
 
@@ -98,6 +100,11 @@ class Budget:
         out = widen(actual)
         with np.errstate(all="ignore"):
             return _ratio(_distance(self.expected, out, self.format), self.bound, out)
+
+    def settle(self, actual: Array, index: int, value: Fraction) -> tuple[bool, float]:
+        """(right, share) of the element at a flat index, whose exact value is given."""
+        out, bound = float(widen(actual).ravel()[index]), float(self.bound.ravel()[index])
+        return settle(out, bound, value, self.format)
 
     def tightness(self, actual: Array) -> Array:
         """|out - x| / (bound + the last rounding): how sharp the budget is. Elementwise."""
@@ -159,13 +166,13 @@ def judge(name: str, actual: Array, budget: Budget, exact: Exact | None = None) 
     elif undecided.size:
         settled = undecided.size
         for index, value in zip(undecided, exact(undecided.tolist()), strict=True):
-            right[index], share[index] = _settle(actual, budget, int(index), value)
+            right[index], share[index] = budget.settle(actual, int(index), value)
     share = np.where(right, np.minimum(share, 1.0), share)  # float64 rounds a share of 1 either way
     wrong = np.flatnonzero(~(right & declared))
     for done, index in enumerate(wrong[np.argsort(-share[wrong], kind="stable")]):
         truth = None if exact is None else exact([int(index)])[0]
         if truth is not None and not right[index]:  # told only if ball arithmetic confirms it
-            right[index], share[index] = _settle(actual, budget, int(index), truth)
+            right[index], share[index] = budget.settle(actual, int(index), truth)
             settled += 1
         if not (right[index] and declared[index]):
             count = wrong.size - done
@@ -174,39 +181,6 @@ def judge(name: str, actual: Array, budget: Budget, exact: Exact | None = None) 
             )
     worst = int(np.argmax(share))
     return Verdict(True, float(share[worst]), worst, 0, settled)
-
-
-def _settle(actual: Array, budget: Budget, index: int, value: Fraction) -> tuple[bool, float]:
-    """Decide one element in rational arithmetic; returns (right, share)."""
-    out, bound = float(widen(actual).ravel()[index]), float(budget.bound.ravel()[index])
-    if np.isnan(out) or np.isnan(bound):
-        return False, float("inf")
-    if np.isinf(bound):  # an intermediate result may overflow: every number is possible
-        return True, 0.0
-    e, fmt = Fraction(bound), budget.format
-    right = fmt.round_fraction(value - e) <= out <= fmt.round_fraction(value + e)
-    share = _share_of(out, value, e, fmt)
-    return right, min(share, 1.0) if right else max(share, 1.0)
-
-
-def _share_of(out: float, value: Fraction, e: Fraction, fmt: Format) -> float:
-    """How far `value` lies from the reals that round to `out`, in units of e."""
-    if fmt.round_fraction(value) == out:
-        return 0.0
-    if e == 0:
-        return float("inf")
-    if value < 0:
-        out, value = -out, -value
-    half = Fraction(float(fmt.ulp(fmt.largest))) / 2
-    if np.isinf(out):
-        edge = (Fraction(fmt.largest) + half) * (1 if out > 0 else -1)
-    else:
-        below, above = (float(v) for v in fmt.neighbours(np.float64(out)))
-        near = below if value < Fraction(out) else above
-        ulp = Fraction(float(fmt.ulp(out)))
-        edge = Fraction(out) + (ulp / 2 if np.isinf(near) else (Fraction(near) - Fraction(out)) / 2)
-    ratio = abs(edge - value) / e
-    return float(ratio) if ratio < 10**300 else float("inf")
 
 
 def _verdict(
@@ -244,11 +218,3 @@ def _verdict(
 
 def _at(term: Array | float, shape: tuple[int, ...], flat: int) -> float:
     return float(np.broadcast_to(np.asarray(term, np.float64), shape).ravel()[flat])
-
-
-def decimal(value: Fraction, digits: int = 25) -> str:
-    """A rational as a decimal string of `digits` significant digits (truncated)."""
-    import mpmath
-
-    with mpmath.workdps(digits + 10):
-        return mpmath.nstr(mpmath.mpf(value.numerator) / value.denominator, digits)

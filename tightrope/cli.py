@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tightrope import __version__, workers
+from tightrope.profiles import PROFILES, patience, positive
 
 LAWS = "tightrope.properties"
 INTERPRETER_SECONDS = 60.0  # what `dev` may take where kernels are interpreted
@@ -19,7 +20,10 @@ INTERPRETER_SECONDS = 60.0  # what `dev` may take where kernels are interpreted
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (pytest's where pytest ran)."""
     arguments, extra = _split(sys.argv[1:] if argv is None else list(argv))
-    options = _parser().parse_args(arguments)
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse's own status for wrong usage is pytest's for Ctrl-C
+        return 4 if stop.code else 0
     options.extra = extra
     try:
         return int(options.do(options))
@@ -44,9 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="run | list | replay | doctor | bench")
     run = verbs.add_parser("run", help="check implementations against every law of their contracts")
     run.set_defaults(do=do_run)
-    run.add_argument("--profile", choices=("dev", "ci", "nightly"), default="dev")
+    run.add_argument("--profile", choices=tuple(PROFILES), default="dev")
     run.add_argument(
-        "--examples", type=int, metavar="N", help="examples a law, in place of the profile's"
+        "--examples", type=positive, metavar="N", help="examples a law, in place of the profile's"
     )
     run.add_argument(
         "--no-shrink", action="store_true", help="report the first failure found, as drawn"
@@ -71,8 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--device", choices=("cuda", "cpu"))
         verb.add_argument("--require-gpu", action="store_true")
         verb.add_argument(
-            "--workers", type=int, metavar="N", help="processes (default: one a core, at most 16)"
-        )
+            "--workers", type=int, metavar="N",
+            help="processes (default: one a core, at most 16); 0: this one, where nothing outlives "
+            "a kernel that crashes or hangs",
+        )  # fmt: skip
     listing = verbs.add_parser("list", help="contracts, implementations and their limits")
     listing.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
     listing.set_defaults(do=do_list)
@@ -108,6 +114,8 @@ def do_run(options: argparse.Namespace) -> int:
     if options.keyword:
         command += ["-k", options.keyword]
     if options.seed is not None:
+        if options.profile == "ci":
+            raise ValueError("--seed has no effect under --profile=ci, which is derandomized")
         command.append(f"--hypothesis-seed={options.seed}")
     return _execute(command + options.extra)
 
@@ -115,14 +123,14 @@ def do_run(options: argparse.Namespace) -> int:
 def do_replay(options: argparse.Namespace) -> int:
     from tightrope.replay import read, targets
 
-    failed = read(options.file, options.only)
-    specs, files = targets(failed)
+    specs, homes = targets(read(options.file, options.only))
     options.impl = options.impl or specs
-    options.workers = options.workers or 1
-    command = _pytest(options, ["--pyargs", *(f"{LAWS}.{stem}" for stem in files)])
+    options.workers = options.workers or 0
+    command = _pytest(options, ["--pyargs", *homes])
+    command.append(f"--tightrope-replay={options.file}")
     if options.only:
-        command += ["-k", " or ".join(k.split("[")[-1].rstrip("]") for k in failed)]
-    return _execute([*command, f"--tightrope-replay={options.file}", *options.extra])
+        command.append(f"--tightrope-only={options.only}")
+    return _execute(command + options.extra)
 
 
 def _interpreted(options: argparse.Namespace) -> bool:
@@ -142,9 +150,12 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
         "--tb=short",
         "-rN",
     ]
-    count = options.workers or workers.workers(getattr(options, "profile", "dev"))
-    if count > 1:
+    profile = getattr(options, "profile", "dev")
+    count = workers.workers(profile) if options.workers is None else options.workers
+    if count > 0:
         command += ["-n", str(count)]
+    seconds = patience(profile, getattr(options, "examples", None))
+    command += [f"--timeout={seconds}", "--timeout-method=thread"]
     command += [f"--tightrope-impl={i}" for i in options.impl]
     command += [f"--tightrope-dtype={d}" for d in options.dtype]
     if options.device:
@@ -154,10 +165,11 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     return command
 
 
-def _execute(command: list[str]) -> int:
+def _execute(command: list[str]) -> NoReturn:
     print("$", shlex.join(["python", *command[1:]]), flush=True)
     environment = {**os.environ, "TIGHTROPE_BEGAN": str(time.time())}
-    return subprocess.run(command, env=environment, check=False).returncode
+    # pytest takes this process's place: signals reach it, so that Ctrl-C leaves a report behind
+    os.execve(command[0], command, environment)
 
 
 def do_list(options: argparse.Namespace) -> int:

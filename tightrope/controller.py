@@ -26,6 +26,7 @@ class Controller:
         self.results = self.state.results
         self.path = config.getoption("--tightrope-report")
         self.written = time.monotonic()
+        self.trouble: OSError | None = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -65,7 +66,22 @@ class Controller:
                 data = json.loads(str(value))
                 self.results[data["key"]] = data
         if self.path and time.monotonic() - self.written > REWRITE:
+            self.try_to_write()
+
+    def prove_writable(self) -> None:
+        """Raise UsageError at the start of a run whose report could not be written at its end."""
+        if self.path:
+            self.try_to_write()
+        if self.trouble:
+            raise pytest.UsageError(f"--tightrope-report={self.path}: {self.trouble}")
+
+    def try_to_write(self) -> None:
+        """Write the report; a full disk must not end the run, but is told at its end."""
+        try:
             self.write()
+            self.trouble = None
+        except OSError as error:
+            self.trouble = error
 
     def write(self) -> None:
         from tightrope.environment import environment
@@ -89,17 +105,25 @@ class Controller:
                 terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False,
             ):
                 terminalreporter.write_line(line)
+        for name in self.state.lost:
+            terminalreporter.write_line(f"not replayed, no such law or subject here: {name}")
         if self.path:
-            terminalreporter.write_line(f"report: {self.path}")
+            trouble = f" could not be written: {self.trouble}" if self.trouble else ""
+            terminalreporter.write_line(f"report: {self.path}{trouble}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.path:
-            self.write()
-        if self.config.getoption("--tightrope-require-gpu") and session.exitstatus == 0:
-            ran = [r for r in self.results.values() if r["outcome"] in ("passed", "failed")]
-            if not ran or any(r.get("device", "").startswith("Triton interpreter") for r in ran):
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self.try_to_write()
+        ran = [r for r in self.results.values() if r["outcome"] in ("passed", "failed")]
+        if session.exitstatus == 0 and self.trouble:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == 0 and self.results and not ran:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # out of time, or all n/a
+        interpreted = any(r.get("device", "").startswith("Triton interpreter") for r in ran)
+        need = self.config.getoption("--tightrope-require-gpu")
+        if need and session.exitstatus == 0 and (interpreted or not ran):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _key(nodeid: str) -> str:

@@ -50,14 +50,22 @@ class Format:
         return 2.0 ** (self.emin - self.precision + 1)
 
     def ulp(self, x: ArrayLike) -> Array:
-        """The spacing of the format in the binade of |x|, subnormals included."""
+        """The spacing of the format in the binade of |x|, subnormals included.
+
+        Beyond the largest number, infinity and NaN among them, it is that of the last binade.
+        """
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
         exponent = np.where(np.asarray(x) == 0, self.emin, exponent - 1)
-        return np.ldexp(1.0, np.maximum(exponent, self.emin) - self.precision + 1)
+        exponent = np.where(np.isfinite(x), np.clip(exponent, self.emin, self.emax), self.emax)
+        return np.ldexp(1.0, exponent - self.precision + 1)
 
     def half_ulp(self, x: ArrayLike) -> Array:
-        """A bound on |RN(y) - y| for every |y| <= |x|: half the spacing at |x|; monotone."""
-        return 0.5 * self.ulp(x)
+        """A bound on |RN(y) - y| for every |y| <= |x| that does not overflow; monotone in |x|.
+
+        It is half the spacing at |x|. float64 cannot hold half the spacing of its own subnormals,
+        2**-1075; there the bound is the next number above, the spacing itself.
+        """
+        return np.maximum(0.5 * self.ulp(x), np.finfo(np.float64).smallest_subnormal)
 
     def round(self, x: ArrayLike) -> Array:
         """Round to nearest, ties to even; beyond the largest number, to infinity as IEEE does."""

@@ -104,7 +104,8 @@ def implements(
                 f"{name_of_contract}: {name!r} is registered twice, at {old.source} and {source}"
             )
         _REGISTERED[key] = Implementation(
-            contract_name=name_of_contract, name=name, fn=fn, limits=limits, where=tuple(where),
+            contract_name=name_of_contract, name=name, fn=fn, limits=limits,
+            where=(where,) if isinstance(where, str) else tuple(where),
             returns=returns, arithmetic=arithmetic, module=fn.__module__, source=source,
         )  # fmt: skip
         return fn
@@ -122,6 +123,7 @@ def resolve(impl: Implementation) -> Implementation:
             raise ValueError(f"unknown output {unknown.pop()!r}; known: {', '.join(spec.outputs)}")
         if isinstance(impl.arithmetic, Arithmetic):
             impl.arithmetic.over(spec.stages)
+        spec.cases(impl.allowed())  # limits may contradict one another
     except (LookupError, ValueError) as error:
         raise ValueError(f"{impl.source}: implementation {impl.name!r}: {error.args[0]}") from None
     return impl

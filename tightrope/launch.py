@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from tightrope.compiles import watch
+from tightrope import compiles
 from tightrope.validate import refuse
 
 
@@ -22,11 +22,25 @@ def capability(kernel: Any, device: torch.device) -> tuple[int, int] | None:
 
     Raises ValueError for a device that the kernel cannot run on.
     """
+    if device.type == "meta":
+        refuse("device", "one with memory", device)
     if interpreted(kernel):
         return None
     if device.type != "cuda":
         refuse("device", "cuda, or TRITON_INTERPRET=1 set before Triton is imported", device)
     return torch.cuda.get_device_capability(device)
+
+
+def check_plain(*tensors: torch.Tensor) -> None:
+    """Refuse tensors that mean more than their memory holds; ValueError.
+
+    That is: autograd would record the call, or a minus sign is pending (`x.conj().imag`).
+    """
+    for t in tensors:
+        if t.requires_grad and torch.is_grad_enabled():
+            refuse("requires_grad", "False, or torch.no_grad(): no gradient is computed", True)
+        if t.is_neg():
+            refuse("is_neg()", "False, as after resolve_neg(): kernels read bare memory", True)
 
 
 def aligned(unit: int, tensors: Iterable[torch.Tensor], lengths: Iterable[int]) -> bool:
@@ -53,8 +67,13 @@ def launcher(
     addresses, which skips the JIT's look at every argument. So the kernel must not specialize on
     any, its numbers must be annotated with their types, and later tensors have the first ones'
     dtypes. Products are not fused into sums. Nothing is launched for 0 programs.
+
+    Raises TypeError for a kernel that specializes.
     """
-    watch(kernel)
+    compiles.watch()
+    for p in getattr(kernel, "params", ()):  # the interpreter's functions specialize on nothing
+        if not (p.is_constexpr or p.do_not_specialize):
+            refuse(f"{kernel.__name__}'s {p.name}", "do_not_specialize", "specialized", TypeError)
     grid = (programs, 1, 1)
     rest = (*numbers, *constants.values())
     compiled: Callable[..., None] | None = None

@@ -9,12 +9,8 @@ from typing import Any
 from tightrope import blackbox, ledger
 from tightrope.budget import Violation, judge
 from tightrope.frozen import freeze
+from tightrope.profiles import PROFILES
 
-PROFILES: dict[str, dict[str, Any]] = {
-    "dev": {"max_examples": 25},
-    "ci": {"max_examples": 100, "derandomize": True, "database": None},
-    "nightly": {"max_examples": 2000},
-}
 chosen: dict[str, Any] = dict(PROFILES["dev"])  # the plugin changes it before laws are imported
 
 
@@ -42,6 +38,7 @@ class Law:
     contracts: tuple[str, ...]
     limits: Mapping[str, Collection[Any]]
     where: tuple[str, ...]
+    needs: Mapping[str, Collection[Any]]
     drawn: Mapping[str, Any]
     body: Callable[..., None]
 
@@ -58,35 +55,42 @@ class Law:
             values[label] = draw(chosen, label)
         if book.time_is_up():  # after drawing: Hypothesis wants every case drawn alike
             raise ledger.OutOfTime("this law's share of the time is spent")
+        if book.tired(values):
+            return  # nothing smaller fails, as far as Hypothesis can tell: it stops shrinking
         book.begin(values)
         drawn = {label: freeze(value) for label, value in values.items()}
         blackbox.about(law=self.name, key=book.key, home=book.home, drawn=drawn)
         try:
             self.body(impl, **values)
         except Exception:
-            book.failing = values
+            book.fail()
             raise
 
 
-_strategies: dict[int, tuple[Any, Any]] = {}
+_strategies: dict[tuple[str, str, tuple[str, ...]], Any] = {}
 
 
 def strategy(impl: Any) -> Any:
-    """The strategy of cases that an implementation supports; built once an implementation."""
-    key = id(impl)
-    if key not in _strategies or _strategies[key][0] is not impl:
-        _strategies[key] = (impl, impl.contract.cases(impl.allowed()))
-    return _strategies[key][1]
+    """The strategy of cases that an implementation supports; built once for the same limits.
+
+    Raises ValueError if there is no such case.
+    """
+    key = impl.contract_name, repr(sorted(impl.limits.items())), tuple(sorted(impl.where))
+    if key not in _strategies:
+        _strategies[key] = impl.contract.cases(impl.allowed())
+    return _strategies[key]
 
 
 def holds_for(
     *contracts: str, limits: Mapping[str, Collection[Any]] | None = None,
-    where: Collection[str] = (), **drawn: Any,
+    where: Collection[str] = (), needs: Mapping[str, Collection[Any]] | None = None, **drawn: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
     """Turn `law(impl, case, **drawn)` into a test of every implementation of the contracts.
 
     No contract means all of them. limits and where narrow the cases; an implementation that has
-    none of these cases is shown as not applicable. drawn: label -> strategy, or case -> strategy.
+    none of these cases is shown as not applicable. So is one that does not allow all of `needs`:
+    field -> values that the law calls it with beside the case's own (a field that the contract
+    lacks needs nothing). drawn: label -> strategy, or case -> strategy.
     """
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
@@ -100,7 +104,9 @@ def holds_for(
     )
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        terms = Law(body.__name__, contracts, limits or {}, tuple(where), drawn, body)
+        terms = Law(
+            body.__name__, contracts, limits or {}, tuple(where), needs or {}, drawn, body
+        )  # fmt: skip
 
         def test(impl: Any, data: Any) -> None:
             __tracebackhide__ = True

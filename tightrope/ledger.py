@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import unittest
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 from tightrope.formats import Array
 
+SHRINKING = 10.0  # seconds to shrink a failure, at least, under --max-seconds
 UNINFORMATIVE_SHARE = 0.05  # of a law's judged cases; more of them is a failure
 
 
@@ -41,6 +43,8 @@ class Ledger:
     worst: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     covered: dict[str, Counter[str]] = field(default_factory=dict)
     failing: dict[str, Any] | None = None  # what was drawn when the law failed last
+    failures: set[str] = field(default_factory=set)  # all that was drawn when it failed, as text
+    shrink_until: float = math.inf
     out_of_time: bool = False
     diagnosis: str = ""
 
@@ -56,6 +60,17 @@ class Ledger:
         if share >= self.worst.get(output, (-1.0, {}))[0]:
             self.worst[output] = (share, self.drawn)
 
+    def fail(self) -> None:
+        """What is drawn fails the law; under a deadline the time to shrink starts to run."""
+        if self.failing is None and self.deadline is not None:
+            self.shrink_until = max(self.deadline, time.time() + SHRINKING)
+        self.failing = self.drawn
+        self.failures.add(repr(self.drawn))
+
+    def tired(self, drawn: dict[str, Any]) -> bool:
+        """Whether shrinking has had its time; what failed before must still be seen to fail."""
+        return time.time() > self.shrink_until and repr(drawn) not in self.failures
+
     def time_is_up(self) -> bool:
         """Whether to stop here; never while a failure is shrunk.
 
@@ -68,7 +83,7 @@ class Ledger:
         return self.out_of_time
 
     def too_uninformative(self) -> bool:
-        """Whether more than 5 % are uninformative, by four standard deviations: a run is a sample."""
+        """Whether more than 5 % are, by four standard deviations: a run is a sample."""
         judged, allowed = self.informative + self.uninformative, UNINFORMATIVE_SHARE
         spread = 4 * (judged * allowed * (1 - allowed)) ** 0.5
         return judged > 1 and self.uninformative > allowed * judged + spread
@@ -115,4 +130,15 @@ def uninformative_law(book: Ledger) -> None:
         "their budget would also accept a model that does nothing useful "
         f"(allowed: {UNINFORMATIVE_SHARE:.0%})",
         of_the_law=True,
+    )
+
+
+def unsteady(error: BaseException) -> Exception:
+    """The Violation that a case which failed, and then did not, is told as."""
+    from tightrope.budget import Violation
+
+    causes = getattr(error, "exceptions", (error,))
+    return Violation(
+        "The same case failed and, run again, passed: the kernel does not repeat itself (a race, "
+        f"memory that nobody wrote, state kept between calls). It failed with:\n{causes[0]}"
     )

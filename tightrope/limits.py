@@ -34,6 +34,13 @@ class Limits:
     def allows(self, name: str, value: Any) -> bool:
         return value in (self.given[name] if name in self.given else self.domain[name])
 
+    def all_of(self, needs: Mapping[str, Collection[Any]]) -> bool:
+        """Whether all these values of these fields are allowed; unknown fields do not count."""
+        return all(
+            self.allows(name, value)
+            for name, values in needs.items() if name in self.domain for value in values
+        )  # fmt: skip
+
     def bounds(self, name: str) -> tuple[int, int]:
         """Smallest and largest allowed integer of a field."""
         values = self.given.get(name, self.domain[name])

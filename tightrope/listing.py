@@ -13,6 +13,7 @@ from tightrope.limits import describe
 def listing(impls: Sequence[Implementation]) -> None:
     """Print a table a contract: implementation, limits, arithmetic, where it is defined."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -25,7 +26,8 @@ def listing(impls: Sequence[Implementation]) -> None:
         for impl in impls:
             if impl.contract_name == name:
                 limits = [f"{k}: {describe(v)}" for k, v in impl.limits.items()] + list(impl.where)
-                table.add_row(impl.name, "\n".join(limits) or "none", promise(impl), impl.source)
+                words = (impl.name, "\n".join(limits) or "none", promise(impl), impl.source)
+                table.add_row(*map(escape, words))
         console.print(table)
         fields = "; ".join(f"{k}: {describe(v)}" for k, v in spec.domain.items())
         console.print(f"limits may narrow {fields}", highlight=False)

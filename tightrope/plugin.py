@@ -6,71 +6,14 @@ every option carries the project's prefix. Options are written with `=`.
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-PROFILES = ("dev", "ci", "nightly")
-MARGIN = 4.0  # seconds of --max-seconds kept for start-up of the last law and for the report
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("tightrope", "laws of attention and position-embedding kernels")
-    add = group.addoption
-    add("--tightrope-impl", action="append", default=[], metavar="MODULE[:NAME]",
-        help="put the implementations of MODULE (or FILE.py) under test; repeatable")  # fmt: skip
-    add(
-        "--tightrope-dtype",
-        action="append",
-        default=[],
-        metavar="DTYPE",
-        help="only this dtype; repeatable",
-    )
-    add(
-        "--tightrope-device",
-        choices=("cuda", "cpu"),
-        help="run there (default: a GPU if there is one)",
-    )
-    add(
-        "--tightrope-require-gpu",
-        action="store_true",
-        help="no CUDA device is an error, not a page of skips",
-    )
-    add(
-        "--tightrope-profile",
-        choices=PROFILES,
-        help="examples a law: dev 25, ci 100 derandomized, nightly 2000",
-    )
-    add(
-        "--tightrope-examples",
-        type=int,
-        metavar="N",
-        help="examples a law, in place of the profile's",
-    )
-    add(
-        "--tightrope-no-shrink",
-        action="store_true",
-        help="report the first failure found, as it was drawn",
-    )
-    add(
-        "--tightrope-max-seconds",
-        type=float,
-        metavar="N",
-        help="share N seconds evenly over the laws",
-    )
-    add(
-        "--tightrope-report",
-        metavar="FILE",
-        help="write what every law drew, spent and found to FILE (JSON)",
-    )
-    add("--tightrope-replay", metavar="FILE", help="run exactly the failures recorded in FILE")
-    parser.addini(
-        "tightrope_impl", "modules whose implementations are under test", type="args", default=[]
-    )
+from tightrope.options import pytest_addoption as pytest_addoption
+from tightrope.session import State, home, key
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,7 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
         not option("--tightrope-no-shrink"),
     )
     replay = config.getoption("--tightrope-replay")
-    config.stash[RECORDED] = _recorded(replay) if replay else None
+    only = option("--tightrope-only")
+    config.stash[RECORDED] = _recorded(replay, only) if replay else None
     config.stash[STATE] = State(config)
 
 
@@ -102,57 +46,13 @@ def _choose_gpu() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker[2:]) % len(gpus)]
 
 
-def _recorded(path: str) -> dict[str, Any]:
+def _recorded(path: str, only: str) -> dict[str, Any]:
     from tightrope.replay import read
 
     try:
-        return read(path)
-    except (OSError, ValueError, KeyError) as error:
+        return read(path, only)
+    except (OSError, ValueError) as error:
         raise pytest.UsageError(f"--tightrope-replay={path}: {error}") from None
-
-
-class State:
-    """What one process of a run knows: implementations (loaded once), results, time."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.impls: list[Any] | None = None
-        self.results: dict[str, dict[str, Any]] = {}
-        self.started = time.time()
-        self.done = 0
-        self.laws = 0
-        inputs = getattr(config, "workerinput", {})
-        seconds = config.getoption("--tightrope-max-seconds")
-        self.workers = int(inputs.get("workercount", 1))
-        self.end: float | None = inputs.get("tightrope_end")
-        if self.end is None and seconds:
-            began = float(os.environ.get("TIGHTROPE_BEGAN", self.started))
-            self.end = began + max(1.0, seconds - MARGIN)
-
-    def subjects(self) -> list[Any]:
-        if self.impls is None:
-            from tightrope.device import prepare
-            from tightrope.subjects import chosen, under_test
-
-            option = self.config.getoption
-            try:
-                device = prepare(
-                    "cuda" if option("--tightrope-require-gpu") else option("--tightrope-device")
-                )
-                self.impls = under_test(
-                    chosen(option("--tightrope-impl"), self.config.getini("tightrope_impl"))
-                )
-            except (ImportError, LookupError, ValueError, RuntimeError) as error:
-                raise pytest.UsageError(str(error)) from error
-            self.device = device
-        return self.impls
-
-    def deadline(self) -> float | None:
-        """When the next law must stop: an even share of what is left."""
-        if self.end is None:
-            return None
-        left = max(1.0, self.laws / self.workers - self.done)
-        return time.time() + max(0.0, self.end - time.time()) / left
 
 
 STATE = pytest.StashKey[State]()
@@ -185,12 +85,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 pytest.mark.skip(reason="not applicable: outside the implementation's limits")
             )
         params.append(pytest.param(impl, id=name, marks=marks))
-    metafunc.parametrize("impl", params)
-
-
-def key(item: pytest.Item) -> str:
-    """A name that changes neither with the rootdir nor with where the package is installed."""
-    return f"{item.path.stem}::{item.name}"
+    # deselected below; an empty set would be the user's empty_parameter_set_mark, an error maybe
+    metafunc.parametrize("impl", params or [pytest.param(None, id="nothing")])
 
 
 def is_law(item: pytest.Item) -> bool:
@@ -198,20 +94,20 @@ def is_law(item: pytest.Item) -> bool:
 
 
 def _without_subject(item: pytest.Item) -> bool:
-    """A law of a contract that nothing under test implements: pytest's empty parameter set."""
+    """A law of a contract that nothing under test implements."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return (
-        is_law(item)
-        and not hasattr(params.get("impl"), "contract")
-        and params.get("impl") is not None
-    )
+    return is_law(item) and params.get("impl") is None and not item.get_closest_marker("skip")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     recorded = config.stash[RECORDED]
-    wanted = [
-        i for i in items if not _without_subject(i) and (recorded is None or key(i) in recorded)
-    ]
+    wanted = [i for i in items if not _without_subject(i)]
+    if recorded is not None:
+        laws = [i for i in wanted if is_law(i) and not i.get_closest_marker("skip")]
+        found = {key(i): i for i in laws if key(i) in recorded}
+        config.stash[STATE].lost = [k for k in recorded if k not in found]
+        _check_recorded(recorded, found)
+        wanted = list(found.values())
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[i for i in items if i not in wanted])
         items[:] = wanted
@@ -220,17 +116,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
+def _check_recorded(recorded: dict[str, Any], found: dict[str, Any]) -> None:
+    """A record that cannot be replayed as it is must not look like one that fails, or is mended."""
+    from tightrope.frozen import thaw
+
+    if not found:
+        raise pytest.UsageError(f"recorded, but no law or subject here: {', '.join(recorded)}")
+    for name, item in found.items():
+        drawn = recorded[name]["failure"]["drawn"]
+        missing = {"case", *item.function.tightrope_law.drawn} - set(drawn)
+        try:
+            for value in drawn.values():
+                thaw(value, item.callspec.params["impl"].contract)
+        except TypeError as error:
+            raise pytest.UsageError(f"{name}: no case of this version: {error}") from error
+        if missing:
+            raise pytest.UsageError(f"{name}: this version also draws {', '.join(missing)}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Open a ledger around a law; end it quietly when its time is up; judge what it could see."""
     if not is_law(pyfuncitem):
         return (yield)
+    from hypothesis.errors import Flaky
+
     from tightrope import ledger
+    from tightrope.frozen import text
     from tightrope.results import result
 
     state = pyfuncitem.config.stash[STATE]
     impl: Any = pyfuncitem.funcargs["impl"]
-    book = ledger.Ledger(axes=impl.contract.axes, deadline=state.deadline(), end=state.end)
+    book = ledger.Ledger(
+        key=key(pyfuncitem), home=home(pyfuncitem), axes=impl.contract.axes,
+        deadline=state.deadline(), end=state.end,
+    )  # fmt: skip
     token = ledger._open.set(book)
     failure: BaseException | None = None
     try:
@@ -238,6 +158,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
             outcome = yield
         except ledger.OutOfTime:
             outcome = True
+        except Flaky as error:
+            raise ledger.unsteady(error) from error
         if book.too_uninformative():
             ledger.uninformative_law(book)
         return outcome
@@ -248,9 +170,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         ledger._open.reset(token)
         state.done += 1
         data = result(pyfuncitem.function.tightrope_law, impl, book, failure)
-        pyfuncitem.user_properties.append(
-            ("tightrope", json.dumps({"key": key(pyfuncitem), **data}))
-        )
+        pyfuncitem.user_properties.append(("tightrope", text(data)))
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
@@ -284,8 +204,11 @@ def pytest_runtest_makereport(
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         state, option = session.config.stash[STATE], session.config.getoption
-        if option("--tightrope-impl") or option("--tightrope-require-gpu"):
-            state.subjects()  # a wrong name or a missing GPU ends the run before workers start
+        ours = any(str(a).startswith("tightrope.properties") for a in session.config.args)
+        if option("--tightrope-impl") or option("--tightrope-require-gpu") or ours:
+            state.prove_usable()  # a wrong name or a missing GPU ends the run before workers start
         from tightrope.controller import Controller
 
-        session.config.pluginmanager.register(Controller(session.config), "tightrope-controller")
+        controller = Controller(session.config)
+        controller.prove_writable()
+        session.config.pluginmanager.register(controller, "tightrope-controller")

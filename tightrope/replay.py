@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tightrope.results import SCHEMA, thaw
+from tightrope.frozen import thaw
+from tightrope.results import SCHEMA
+
+LAWS = "tightrope.properties"
 
 
 def read(path: str | Path, only: str = "") -> dict[str, Any]:
@@ -15,13 +21,16 @@ def read(path: str | Path, only: str = "") -> dict[str, Any]:
 
     Raises OSError, or ValueError for a file that is not a report or holds no failure.
     """
-    data = json.loads(Path(path).read_text())
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise ValueError(f"not a tightrope report of schema {SCHEMA}")
-    failed = {k: r for k, r in data["results"].items() if _is_of_a_case(r) and only in k}
+    try:
+        data = json.loads(Path(path).read_text())
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r} instead of {SCHEMA}")
+        failed = {k: r for k, r in data["results"].items() if _is_of_a_case(r) and only in k}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a tightrope report: {error}") from error
     if not failed:
         raise ValueError(
-            "it records no failure" + (f" whose name contains {only!r}" if only else "")
+            f"{path} records no failure" + (f" whose name contains {only!r}" if only else "")
         )
     return failed
 
@@ -44,7 +53,21 @@ def draw_from(recorded: Mapping[str, Any], spec: Any) -> Callable[[Any, str], An
 
 
 def targets(failed: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """(implementation specs, property modules) that a set of failures needs."""
-    specs = dict.fromkeys(f"{r['module']}:{r['implementation']}" for r in failed.values())
-    files = dict.fromkeys(key.split("::")[0] for key in failed)
-    return list(specs), list(files)
+    """(implementation specs, modules or files of laws) that a set of failures needs."""
+    specs = dict.fromkeys(_spec(r) for r in failed.values())
+    homes = (r.get("home") or f"{LAWS}.{key.split('::')[0]}" for key, r in failed.items())
+    return list(specs), list(dict.fromkeys(homes))
+
+
+def _spec(result: Mapping[str, Any]) -> str:
+    """How to load an implementation again: its module, or its file if that is what was loaded."""
+    file = result.get("source", "").rpartition(":")[0]
+    try:
+        sys.path.insert(0, os.getcwd())
+        known = importlib.util.find_spec(result["module"]) is not None
+    except (ImportError, ValueError):
+        known = False
+    finally:
+        sys.path.pop(0)
+    home = result["module"] if known or not Path(file).is_file() else file
+    return f"{home}:{result['implementation']}"

@@ -7,14 +7,15 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
 from tightrope.contract import contract, names
 from tightrope.implementation import Implementation, registered, resolve
-from tightrope.law import Law
+from tightrope.law import Law, strategy
 
 BUNDLED = "tightrope.impls"
 GROUP = "tightrope.impls"
@@ -39,14 +40,29 @@ def load(module: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if module.endswith(".py"):
-        return _load_file(Path(module).resolve())
-    loaded = importlib.import_module(module)
+        return _importing(_load_file, str(Path(module).resolve()))
+    loaded = _importing(importlib.import_module, module)
     for found in pkgutil.iter_modules(getattr(loaded, "__path__", ())):
-        importlib.import_module(f"{module}.{found.name}")
+        _importing(importlib.import_module, f"{module}.{found.name}")
     return loaded
 
 
-def _load_file(path: Path) -> ModuleType:
+def _importing(work: Callable[[str], ModuleType], name: str) -> ModuleType:
+    """Whatever a module raises while it is imported, as an ImportError with its place."""
+    try:
+        return work(name)
+    except ImportError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise ImportError(
+            f"{name} cannot be imported: {type(error).__name__}: {error} "
+            f"({at.filename}:{at.lineno})"
+        ) from error
+
+
+def _load_file(name: str) -> ModuleType:
+    path = Path(name)
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
         return sys.modules[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -83,6 +99,15 @@ def under_test(specs: Sequence[str]) -> list[Implementation]:
     return sorted(found.values(), key=lambda i: order.index(i.contract_name))
 
 
+def possible(impl: Implementation) -> bool:
+    """Whether there is any case within an implementation's limits."""
+    try:
+        strategy(impl)
+    except ValueError:
+        return False
+    return True
+
+
 def subjects(
     law: Law, impls: Sequence[Implementation], dtypes: Sequence[str], device: str
 ) -> Iterator[tuple[str, Implementation | None]]:
@@ -98,4 +123,6 @@ def subjects(
             if dtypes and dtype not in dtypes:
                 continue
             narrowed = impl.narrow({**limits, "dtype": (dtype,)}, law.where)
+            if not impl.allowed().all_of(law.needs) or (narrowed and not possible(narrowed)):
+                narrowed = None
             yield f"{impl.contract_name}-{impl.name}-{dtype}", narrowed

@@ -33,6 +33,7 @@ def summary(results: Results, color: bool) -> list[str]:
 
 def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
     """Law x implementation: result, cases, informative share, worst share of the budget."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
@@ -44,7 +45,7 @@ def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
         cells[r["law"]][r["implementation"]].append(r)
     impls = list(dict.fromkeys(r["implementation"] for r in results))
     for impl in impls:
-        table.add_column(impl + ("*" if _stranger(results, impl) else ""))
+        table.add_column(escape(impl) + ("*" if _stranger(results, impl) else ""))
     for law in cells:
         table.add_row(
             law.removeprefix("test_").replace("_", " "), *(cell(cells[law][i]) for i in impls)
@@ -80,6 +81,7 @@ def cell(results: list[Mapping[str, Any]]) -> str:
 
 def grid(name: str, results: list[Mapping[str, Any]]) -> Any:
     """For each axis of the contract's cases: what each implementation was and was not run on."""
+    from rich.markup import escape
     from rich.table import Table
 
     spec = contract(name)
@@ -87,7 +89,7 @@ def grid(name: str, results: list[Mapping[str, Any]]) -> Any:
     table.add_column("axis")
     impls = list(dict.fromkeys(r["implementation"] for r in results))
     for impl in impls:
-        table.add_column(impl, overflow="fold")
+        table.add_column(escape(impl), overflow="fold")
     for axis in spec.axes:
         table.add_row(
             axis,

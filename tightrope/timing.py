@@ -31,8 +31,8 @@ def _warm(calls: dict[str, Call]) -> None:
 
 def _spread(times: list[float]) -> dict[str, float]:
     """Median and the middle half, in microseconds."""
-    low, middle, high = statistics.quantiles([t * 1e6 for t in times], n=4)
-    return {"median_us": middle, "low_us": low, "high_us": high}
+    quarters = statistics.quantiles([t * 1e6 for t in times], n=4, method="inclusive")
+    return dict(zip(("low", "median", "high"), quarters, strict=True))
 
 
 def _batch(call: Call) -> None:
@@ -53,13 +53,13 @@ def _events(work: Callable[[], Any], ahead: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) / 1e3 / BATCH
 
 
-def prefill(calls: dict[str, Call], size: int) -> dict[str, dict[str, float]]:
-    """Name -> time a call, and bandwidth for the `size` bytes that a call moves."""
+def prefill(calls: dict[str, Call], size: int) -> dict[str, dict[str, Any]]:
+    """Name -> time a call (us), and bandwidth for the `size` bytes that a call moves."""
     _warm(calls)
     times = _measure(calls, lambda c: _events(lambda: _batch(c), lambda: [c(i) for i in range(4)]))
-    found = {name: _spread(t) for name, t in times.items()}
+    found: dict[str, dict[str, Any]] = {name: {"us": _spread(t)} for name, t in times.items()}
     for row in found.values():
-        row["tb_per_s"] = size / row["median_us"] / 1e6
+        row["TB/s"] = size / row["us"]["median"] / 1e6
     return found
 
 
@@ -96,18 +96,19 @@ def _recorded(call: Call) -> Any:
     return graph
 
 
-def decode(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
-    """Name -> wall time a call of many in a row, of one alone, and time on the device only."""
+def decode(calls: dict[str, Call]) -> dict[str, dict[str, Any]]:
+    """Name -> wall time (us) a call of many in a row, of one alone, and time on the device only."""
     _warm(calls)
-    found = {name: _spread(t) for name, t in _measure(calls, _in_a_row).items()}
-    for name, t in _measure(calls, _alone).items():
-        found[name]["alone_us"] = statistics.median(t) * 1e6
-    return {name: {**found[name], **row} for name, row in on_device(calls).items()}
+    in_a_row, alone, device = _measure(calls, _in_a_row), _measure(calls, _alone), on_device(calls)
+    return {
+        name: {"us": _spread(in_a_row[name]), "us alone": _spread(alone[name]), **device[name]}
+        for name in calls
+    }
 
 
-def on_device(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
-    """Name -> time a call on the device, by replaying a CUDA graph of many."""
+def on_device(calls: dict[str, Call]) -> dict[str, dict[str, Any]]:
+    """Name -> time a call on the device (us), by replaying a CUDA graph of many."""
     _warm(calls)
     graphs = {name: _recorded(call) for name, call in calls.items()}
     times = _measure(graphs, lambda graph: _events(graph.replay, graph.replay))
-    return {name: {"device_us": statistics.median(t) * 1e6} for name, t in times.items()}
+    return {name: {"us on the device": _spread(t)} for name, t in times.items()}

@@ -34,7 +34,7 @@ NOT_FAITHFUL: tuple[str, ...] = (
     " transposition is not; nothing is fused inside a reduction",
     "tensor cores: fp16 and bf16 with float32 accumulation follow the published Hopper model; tf32,"
     " fp8, fp16 accumulators, float64 sums, overflow and max_num_imprecise_acc are not verified;"
-    " dot_scaled is Triton's own",
+    " dot_scaled is Triton's own, which fails before 3.9",
     "float64 %: the exact remainder here",
     "arg-reductions over NaN, and signed zeros in tl.max and tl.min along an axis",
     "NaN payloads and signs (a GPU returns 0x7fffffff)",
@@ -54,7 +54,8 @@ def install(dot: str = "hopper", contract: bool | None = None) -> Patch:
     contract: whether `a*b+c` becomes one fma; None follows the default of this Triton. A launch
         with `enable_fp_fusion=...` decides for itself.
 
-    Installs nest: `restore` brings back the settings that were in force before.
+    Installs nest: `restore` brings back the settings that were in force before. Launches of several
+    threads take turns; install and restore in one thread.
     Raises ValueError for an unknown `dot`, RuntimeError if TRITON_INTERPRET=1 was not set before
     Triton was imported, or if this Triton's internals are not the ones relied upon (named).
     """

@@ -1,4 +1,4 @@
-"""Replacements for the interpreter's casts, constants, loads and stores, and scalar arguments."""
+"""Replacements for the interpreter's casts, constants, loads and stores."""
 
 from __future__ import annotations
 
@@ -71,15 +71,6 @@ def create_atomic_rmw(self: Any, rmwOp: Any, ptr: Any, val: Any, mask: Any, *res
         old[i] = np.uint16(cell.value).view(BF16)
         cell.value = int((old[i] + addend[i]).view(_BITS))
     return Handle(old, tl.bfloat16)
-
-
-def implicit_cvt(arg: Any) -> Any:
-    """Scalar arguments as a launch passes them: floats in float32, booleans as int1."""
-    if isinstance(arg, bool):
-        return tl.tensor(Handle(np.array([arg]), tl.int1), tl.int1)
-    if isinstance(arg, float):
-        return tl.tensor(Handle(np.array([arg], np.float32), tl.float32), tl.float32)
-    return STATE.original[ip, "_implicit_cvt"](arg)
 
 
 def patch_lang_tensor(tensor: Any, scope: Any) -> None:

@@ -10,7 +10,15 @@ import triton.language as tl
 import triton.runtime.interpreter as ip
 from triton.runtime.autotuner import Autotuner
 
-from tightrope.interpreter import arithmetic, elementary, libdevice, memory, reductions, types
+from tightrope.interpreter import (
+    arguments,
+    arithmetic,
+    elementary,
+    libdevice,
+    memory,
+    reductions,
+    types,
+)
 from tightrope.interpreter.state import STATE, launching
 
 BUILDER = ip.InterpreterBuilder
@@ -29,6 +37,7 @@ class Replacement(NamedTuple):
 def _run(self: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> Any:
     """A launch: the interpreter drops launch options, so contraction is decided here."""
     stock = STATE.original[ip.InterpretedFunction, "run"]
+    args, kwargs = arguments.typed(self.fn, args, kwargs)
     # A GPU computes infinities and NaN in silence.
     with launching(kwargs.get("enable_fp_fusion")), np.errstate(all="ignore"):
         return stock(self, *args, grid=grid, warmup=warmup, **kwargs)
@@ -59,7 +68,7 @@ def replacements() -> Iterator[Replacement]:
     yield Replacement(ip, "_get_np_dtype", types.stored_dtype, "tt_dtype")
     converted = "input input_dtype output_dtype rounding_mode"
     yield Replacement(ip, "_convert_float", memory.convert_float, converted)
-    yield Replacement(ip, "_implicit_cvt", memory.implicit_cvt, "arg")
+    yield Replacement(ip, "_implicit_cvt", arguments.implicit_cvt, "arg")
     yield Replacement(ip, "_patch_lang", _patch_lang, "fn")
     yield Replacement(ip, "_patch_lang_tensor", memory.patch_lang_tensor, "tensor scope")
     yield Replacement(ip.InterpretedFunction, "run", _run, "self args grid warmup kwargs")

@@ -1,10 +1,12 @@
 """What is in force: the installed settings, this launch's contraction, Triton's own functions.
 
-The interpreter of Triton is global to the process and not thread-safe; so is this.
+The interpreter of Triton changes `triton.language` for the length of a launch, for all threads. So
+launches take turns; installing and restoring is for one thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ class State:
 
 
 STATE = State()
+_TURN = threading.RLock()  # again by its holder: a hook may launch too
 
 
 def contraction(requested: bool | None) -> bool:
@@ -45,9 +48,10 @@ def contraction(requested: bool | None) -> bool:
 @contextmanager
 def launching(requested: bool | None) -> Iterator[None]:
     """The state of one launch; restored afterwards."""
-    before = STATE.fuse, STATE.prepared
-    STATE.fuse, STATE.prepared = contraction(requested), set()
-    try:
-        yield
-    finally:
-        STATE.fuse, STATE.prepared = before
+    with _TURN:
+        before = STATE.fuse, STATE.prepared
+        STATE.fuse, STATE.prepared = contraction(requested), set()
+        try:
+            yield
+        finally:
+            STATE.fuse, STATE.prepared = before

@@ -1,0 +1,64 @@
+"""The plugin's options. Each carries the project's prefix; they are written with `=`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightrope.profiles import PROFILES, positive
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tightrope", "laws of attention and position-embedding kernels")
+    add = group.addoption
+    add("--tightrope-impl", action="append", default=[], metavar="MODULE[:NAME]",
+        help="put the implementations of MODULE (or FILE.py) under test; repeatable")  # fmt: skip
+    add(
+        "--tightrope-dtype",
+        action="append",
+        default=[],
+        metavar="DTYPE",
+        help="only this dtype; repeatable",
+    )
+    add(
+        "--tightrope-device",
+        choices=("cuda", "cpu"),
+        help="run there (default: a GPU if there is one)",
+    )
+    add(
+        "--tightrope-require-gpu",
+        action="store_true",
+        help="no CUDA device is an error, not a page of skips",
+    )
+    add(
+        "--tightrope-profile",
+        choices=tuple(PROFILES),
+        help="examples a law: dev 25, ci 100 derandomized, nightly 2000",
+    )
+    add(
+        "--tightrope-examples",
+        type=positive,
+        metavar="N",
+        help="examples a law, in place of the profile's",
+    )
+    add(
+        "--tightrope-no-shrink",
+        action="store_true",
+        help="report the first failure found, as it was drawn",
+    )
+    add(
+        "--tightrope-max-seconds",
+        type=float,
+        metavar="N",
+        help="share N seconds evenly over the laws",
+    )
+    add(
+        "--tightrope-report",
+        metavar="FILE",
+        help="write what every law drew, spent and found to FILE (JSON)",
+    )
+    add("--tightrope-replay", metavar="FILE", help="run exactly the failures recorded in FILE")
+    add("--tightrope-only", default="", metavar="TEXT",
+        help="replay only failures whose name contains TEXT")  # fmt: skip
+    parser.addini(
+        "tightrope_impl", "modules whose implementations are under test", type="args", default=[]
+    )

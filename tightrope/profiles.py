@@ -1,0 +1,24 @@
+"""How much a run tries: examples a law, and how long one law may take before it counts as hung."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "dev": {"max_examples": 25},
+    "ci": {"max_examples": 100, "derandomize": True, "database": None},
+    "nightly": {"max_examples": 2000},
+}
+HANG, PATIENCE = 300, 3  # seconds at least, and seconds for each example
+
+
+def patience(profile: str, examples: int | None = None) -> int:
+    """Seconds after which a law of so many examples is ended."""
+    return max(HANG, PATIENCE * (examples or PROFILES[profile]["max_examples"]))
+
+
+def positive(text: str) -> int:
+    """An option's number, 1 or more; raises ValueError."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,97 @@
+"""What one pytest process knows of a run, and the names by which laws are found again."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARGIN = 4.0  # seconds of --max-seconds kept for start-up of the last law and for the report
+
+
+class State:
+    """What one process of a run knows: implementations (loaded once), results, time."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.impls: list[Any] | None = None
+        self.results: dict[str, dict[str, Any]] = {}
+        self.lost: list[str] = []  # recorded failures that nothing here replays
+        self.started = time.time()
+        self.done = 0
+        self.laws = 0
+        inputs = getattr(config, "workerinput", {})
+        seconds = config.getoption("--tightrope-max-seconds")
+        self.workers = int(inputs.get("workercount", 1))
+        self.end: float | None = inputs.get("tightrope_end")
+        if self.end is None and seconds:
+            began = float(os.environ.get("TIGHTROPE_BEGAN", self.started))
+            self.end = began + max(1.0, seconds - MARGIN)
+
+    def prove_usable(self) -> None:
+        """Raise UsageError for what no law can run without; bundled kernels are not loaded here."""
+        from tightrope.blackbox import state_folder
+        from tightrope.subjects import BUNDLED
+
+        try:
+            state_folder()
+        except OSError as error:
+            raise pytest.UsageError(
+                f"cases are kept on disk before they run, but there is no room for them: {error}; "
+                "$TIGHTROPE_STATE names another folder"
+            ) from error
+        if self.chosen() != [BUNDLED] or self.config.getoption("--tightrope-require-gpu"):
+            self.subjects()
+
+    def chosen(self) -> list[str]:
+        from tightrope.subjects import chosen
+
+        option = self.config.getoption("--tightrope-impl")
+        return chosen(option, self.config.getini("tightrope_impl"))
+
+    def subjects(self) -> list[Any]:
+        if self.impls is None:
+            from tightrope.device import prepare
+            from tightrope.subjects import under_test
+
+            option = self.config.getoption
+            try:
+                device = prepare(
+                    "cuda" if option("--tightrope-require-gpu") else option("--tightrope-device")
+                )
+                self.impls = under_test(self.chosen())
+            except (ImportError, LookupError, ValueError, RuntimeError) as error:
+                raise pytest.UsageError(str(error)) from error
+            self.device = device
+        return self.impls
+
+    def deadline(self) -> float | None:
+        """When the next law must stop: an even share of what is left."""
+        if self.end is None:
+            return None
+        left = max(1.0, self.laws / self.workers - self.done)
+        return time.time() + max(0.0, self.end - time.time()) / left
+
+
+def _file(item: Any) -> Path:
+    """Where a law is written, also if a test file of the user's imports it."""
+    import inspect
+
+    return Path(inspect.getfile(inspect.unwrap(item.function.tightrope_law.body)))
+
+
+def key(item: pytest.Item) -> str:
+    """A law's name; it changes neither with the rootdir nor with where the package is installed."""
+    return f"{_file(item).stem}::{item.name}"
+
+
+def home(item: pytest.Item) -> str:
+    """What to give pytest to collect the law again: a module of ours, or a file of the user's."""
+    path = _file(item)
+    if str(path.parent) in import_module("tightrope.properties").__path__:
+        return f"tightrope.properties.{path.stem}"
+    return os.path.relpath(path, item.config.invocation_params.dir)
