@@ -22,8 +22,8 @@ from tightrope import Arithmetic, implements
 from tightrope.launch import aligned, capability, check_plain, launcher
 from tightrope.validate import check_disjoint, check_rope, check_rows
 
-# Strides and lengths of the aligned build are handed over in units of 8 elements: 16 bytes of a
-# 16-bit type, and the factor in the kernel shows the compiler that the addresses are multiples.
+# Strides and lengths of the aligned build count 8 elements: 16 bytes of a 16-bit type, and the
+# factor in the kernel shows the compiler that the addresses are multiples.
 UNIT = 8
 
 
@@ -56,7 +56,7 @@ def rope_kernel(
         x, y, heads = k, k_out, num_kv_heads
         x_token, x_head, x_dim = k_token, k_head, k_dim
         y_token, y_head, y_dim = k_out_token, k_out_head, k_out_dim
-    if UNIT > 1:
+    if UNIT > 1:  # rows of words: as a constant, the stride 1 makes neighbours one wide access
         x_dim, y_dim, cos_dim, sin_dim = 1, 1, 1, 1
     half = half * UNIT
     out = y.dtype.element_ty
@@ -84,7 +84,7 @@ def rope_kernel(
         a = tl.load(x_start + first * x_dim, mask=keep, other=0.0)
         b = tl.load(x_start + (first + half) * x_dim, mask=keep, other=0.0)
     row = tl.load(positions + token * position, mask=token < tokens, other=0).to(tl.int64)
-    # A row outside the table is never read; its token passes unrotated.
+    # A row outside the table is never read; its token is turned by the angle 0.
     known = (token < tokens) & (row >= 0) & (row < rows)
     in_table = known[:, None] & (pair < half)[None, :]
     c_start = cos + row[:, None] * (cos_row * UNIT)
@@ -98,6 +98,7 @@ def rope_kernel(
     s = tl.load(s_at, mask=in_table, other=0.0, eviction_policy="evict_last")
     c, s = c.to(wide)[:, None, :], s.to(wide)[:, None, :]
     a, b = a.to(wide), b.to(wide)
+    # A pair is a point of the plane, turned by its angle (RoFormer, arXiv 2104.09864, eq. 34).
     a_out = (a * c - b * s).to(out)
     b_out = (b * c + a * s).to(out)
     if INTERLEAVED:
@@ -126,11 +127,10 @@ def config(
 ) -> Config:
     """Tile and warps for a case; pure, so that launcher, tests and oracle can all read it.
 
-    num_heads: of q, which has no fewer than k. width: features of a head that a program holds at
-    once, a power of 2. itemsize: bytes an element. capability: the GPU's (major, minor), or None
-    for the interpreter, which takes milliseconds a program whatever its tile: there, up to 8
-    programs. On a GPU a program reads and writes about 2 KiB, 16 bytes a load: on an H200 the
-    fastest of 38 tiles, or within 1 % of it. Few tiles are told apart: each is a compilation.
+    num_heads: of q, no fewer than of k. width: features that a program holds of a head, a power of
+    2. itemsize: bytes an element. capability: the GPU's (major, minor); None for the interpreter,
+    where a program takes milliseconds whatever its tile: up to 8 there. On a GPU it reads and
+    writes about 2 KiB, 16 bytes a load: on an H200 the fastest of 38 tiles, or within 1 % of it.
     """
     if capability is None:
         heads = triton.next_power_of_2(num_heads)
@@ -175,13 +175,10 @@ def _plan(arguments: Any, interleaved: bool, inplace: bool, blocks: Config | Non
         counts = (num_heads, num_kv_heads, q_blocks, q_blocks + k_blocks)
         strides = [(*(s // unit for s in t.stride()[:-1]), t.stride(-1)) for t in tensors]
         constants = {
-            "INTERLEAVED": interleaved,
-            "UNIT": unit,
-            "BLOCK_PAIRS": block_pairs,
-            "BLOCK_TAIL": block_tail,
-            "BLOCK_TOKENS": tile.BLOCK_TOKENS,
+            "INTERLEAVED": interleaved, "UNIT": unit, "BLOCK_PAIRS": block_pairs,
+            "BLOCK_TAIL": block_tail, "BLOCK_TOKENS": tile.BLOCK_TOKENS,
             "BLOCK_HEADS": tile.BLOCK_HEADS,
-        }
+        }  # fmt: skip
         numbers = (*lengths, *counts, *chain(*strides), positions.stride(0))
         return launcher(rope_kernel, q.device, programs, numbers, constants, tile.num_warps)
 
@@ -217,16 +214,13 @@ def rope(
     if positions is on the CPU or with validate=True (which waits for the GPU); else nothing outside
     is read and its token is turned by the angle 0. out_dtype=torch.float32 shows the result before
     its last rounding. inplace returns q and k themselves. blocks: a tile other than `config`'s.
-
-    No gradients: refused where autograd would record. CUDA graphs may record a call that has run
-    once before; torch.compile cannot look inside: wrap the function in torch.compiler.disable.
-    Raises as `tightrope.validate.check_rope`.
+    No gradients: refused where autograd would record. A CUDA graph may record a call that ran once
+    before; for torch.compile, wrap in torch.compiler.disable. Raises as `validate.check_rope`.
     """
     arguments = (q, k, cos, sin, positions)
     try:
         metadata = [(t.shape, t.stride(), t.dtype, t.device) for t in arguments]
-        # The types too: 1 == True, but only one of them is an option.
-        kinds = type(interleaved), type(inplace)
+        kinds = type(interleaved), type(inplace)  # 1 == True, but is no option
         key = (*metadata, interleaved, inplace, *kinds, out_dtype, blocks)
         plan = _PLANS.get(key)
     except (AttributeError, TypeError):  # not tensors, or not options: the check says which

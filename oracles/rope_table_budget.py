@@ -29,6 +29,7 @@ STAGES: Mapping[str, Any] = {
 }
 EXPECTED = 2.0**-100  # radius of the arb table, beside its rounding to float64
 ENDLESS = 2.0**100  # beyond all angles
+OUTWARD = 1 + 2.0**-48  # more than the roundings of (2) to (8) in float64
 NUMPY = 2.0**-50  # error of float64 cos and sin: 4.5 ulp below 1
 
 
@@ -167,6 +168,7 @@ def _values(x: Array, other: Array, parts: Mapping[str, Array]) -> tuple[dict[st
     cut = {name: np.minimum(part, 4.0) for name, part in parts.items()}
     d = sum(cut.values(), np.zeros_like(x))
     moved = np.minimum(1 + np.abs(x), np.abs(other) * d + np.abs(x) * d * d / 2)
+    moved = moved * OUTWARD
     share = moved / np.where(d == 0, 1.0, d)
     return {name: share * part for name, part in cut.items()}, moved
 

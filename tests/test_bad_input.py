@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tightrope.device import current
-from tightrope.validate import check_rope, check_rope_table, distinct_addresses
+from tightrope.validate import check_rope
 
 HOME = current().kind
 
 from tightrope.impls import rope as triton_rope  # noqa: E402  (Triton after `current`)
-from tightrope.impls import rope_table, rope_torch  # noqa: E402
+from tightrope.impls import rope_torch  # noqa: E402
 
 ROPES = pytest.mark.parametrize(
     "rope", [triton_rope.rope, rope_torch.rope], ids=["triton", "torch"]
@@ -50,6 +50,7 @@ def at(*rows: int) -> torch.Tensor:
     return torch.tensor(rows, device=HOME)
 
 
+META = {n: t.to("meta") if torch.is_tensor(t) else t for n, t in good().items()}
 # Heads of one token that share memory, and tokens that overlap by a head.
 SAME_HEADS = like(TOKENS, 1, DIM).expand(-1, HEADS, -1)
 OVERLAP = like((TOKENS + 1) * DIM).as_strided((TOKENS, KV_HEADS, DIM), (DIM, DIM, 1))
@@ -132,11 +133,12 @@ def test_overlapping_outputs_are_refused(rope: Callable[..., Any]) -> None:
 def test_overlap_away_from_the_ends_is_seen(rope: Callable[..., Any]) -> None:
     """Tokens of q start at 0, 6, 12, 18, those of k at 2, 6, 10, 14: two start at 6."""
     buffer = like(64)
-    tables_of_one = {**tables(ROWS, 1), "positions": at(0, 1, 2, 3), "inplace": True}
+    rest = {**tables(ROWS, 1), "positions": at(0, 1, 2, 3), "inplace": True}
     q = buffer.as_strided((4, 1, 2), (6, 2, 1))
+    k, apart = (buffer.as_strided((4, 1, 2), (step, 2, 1), 2) for step in (4, 6))
     with pytest.raises(ValueError, match=r"^q and k: expected"):
-        rope(**good(q=q, k=buffer.as_strided((4, 1, 2), (4, 2, 1), 2), **tables_of_one))
-    rope(**good(q=q, k=buffer.as_strided((4, 1, 2), (6, 2, 1), 2), **tables_of_one))
+        rope(**good(q=q, k=k, **rest))
+    rope(**good(q=q, k=apart, **rest))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "cos", "sin"])
@@ -167,11 +169,8 @@ def test_one_is_not_true_after_true_either(what: str) -> None:
 
 
 def test_tensors_without_memory_are_refused() -> None:
-    meta = {n: t.to("meta") if torch.is_tensor(t) else t for n, t in good().items()}
     with pytest.raises(ValueError, match=r"^device: expected"):
-        triton_rope.rope(**meta)
-    with pytest.raises(ValueError, match=r"^device: expected"):
-        rope_table.exact(meta["positions"], rotary_dim=8, rope_theta=1e4)
+        triton_rope.rope(**META)
 
 
 @ROPES
@@ -234,60 +233,5 @@ def test_unchecked_positions_read_nothing_and_rotate_nothing(launches: list[int]
     assert not torch.equal(q[3], arguments["q"][3])
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "argument"),
-    [
-        ({"rotary_dim": 7}, ValueError, "rotary_dim"),
-        ({"rotary_dim": 0}, ValueError, "rotary_dim"),
-        ({"rotary_dim": 8.0}, TypeError, "rotary_dim"),
-        ({"rope_theta": 0.0}, ValueError, "rope_theta"),
-        ({"rope_theta": -1e4}, ValueError, "rope_theta"),
-        ({"rope_theta": float("nan")}, ValueError, "rope_theta"),
-        ({"rope_theta": 10**400}, ValueError, "rope_theta"),
-        ({"rope_theta": "1e4"}, TypeError, "rope_theta"),
-        ({"positions": like(2, 3, dtype="int64")}, ValueError, "positions.shape"),
-        ({"positions": like(3)}, TypeError, "positions.dtype"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, ValueError, "rope_scaling['rope_type']"),
-        ({"rope_scaling": {"factor": 8.0}}, ValueError, "rope_scaling['factor']"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("build", [rope_table.exact, rope_table.float32], ids=["exact", "float32"])
-def test_a_table_is_refused(
-    build: Callable[..., Any], changes: dict[str, Any], error: type[Exception], argument: str
-) -> None:
-    usual = {"positions": like(3, dtype="int64"), "rotary_dim": 8, "rope_theta": 1e4}
-    with pytest.raises(error) as raised:
-        build(**{**usual, **changes})
-    assert WORDING.match(str(raised.value)), raised.value
-    assert str(raised.value).startswith(argument), raised.value
-
-
-def test_frequencies_beyond_float32_are_refused_by_its_builder() -> None:
-    arguments = {"positions": like(3, dtype="int64"), "rotary_dim": 8, "rope_theta": 1e-300}
-    with pytest.raises(ValueError, match=r"^rope_theta: expected"):
-        rope_table.float32(**arguments)
-    assert rope_table.exact(**arguments)[0].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "distinct"),
-    [
-        ((3, 4), (4, 1), True), ((3, 4), (1, 3), True), ((3, 4), (0, 1), False),
-        ((1, 4), (0, 1), True), ((3, 4), (3, 1), False), ((3, 0), (0, 0), True),
-        ((2, 3, 4), (4, 8, 1), True),
-    ],
-)  # fmt: skip
-def test_distinct_addresses(
-    shape: tuple[int, ...], stride: tuple[int, ...], distinct: bool
-) -> None:
-    assert distinct_addresses(shape, stride) is distinct
-    numbers = torch.arange(100).as_strided(shape, stride).flatten().tolist()
-    assert (len(set(numbers)) == len(numbers)) is distinct
-
-
 def test_checks_read_no_element() -> None:
-    meta = {n: t.to("meta") if torch.is_tensor(t) else t for n, t in good().items()}
-    check_rope(**meta)
-    check_rope_table(
-        meta["positions"], rotary_dim=8, rope_theta=1e4, rope_scaling={"rope_type": "default"}
-    )
+    check_rope(**META)

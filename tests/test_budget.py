@@ -67,6 +67,41 @@ def test_what_float64_cannot_decide_is_settled_exactly():
     assert not judge("y", down, unsure, lambda at: [exact for _ in at]).ok
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_settled_exactly_has_the_whole_budget_and_no_more(sign):
+    """Just inside and just outside, where float64 cannot tell; the share says by how much."""
+    e, tie = Fraction(1, 2**10), Fraction(1) + Fraction(1, 2**8)
+    out = stored([sign * (1.0 + 2.0**-7)], "bfloat16")
+    for off, ok in ((e * (1 - Fraction(1, 2**40)), True), (e * (1 + Fraction(1, 2**40)), False)):
+        value = sign * (tie - off)
+        verdict = judge(
+            "y", out, budget([float(value)], [2.0**-10], oracle=2.0**-20),
+            lambda at, value=value: [value for _ in at],
+        )  # fmt: skip
+        assert verdict.ok == ok
+        assert abs(verdict.share - 1) < 2.0**-39
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_replay_grants_its_radius_and_no_more(sign):
+    x, out = np.array([sign * 1.0]), stored([sign * (1.0 + 2.0**-7)], "bfloat16")
+    for radius, ok in ((2.0**-8 + 2.0**-20, True), (2.0**-8 - 2.0**-20, False)):
+        assert judge("y", out, budget(x, [0.1], replay=Replay(x, radius))).ok == ok
+
+
+def test_an_infinite_bound_admits_numbers_and_infinities_but_not_nan():
+    exact = lambda at: [Fraction(1)] * len(at)  # noqa: E731
+    wide = budget([1.0], [np.inf], oracle=np.nan)  # undecided in float64
+    for value, ok in ((3.0, True), (np.inf, True), (np.nan, False)):
+        assert judge("y", stored([value], "bfloat16"), wide, exact).ok == ok
+
+
+def test_tightness_counts_the_bound_and_one_last_rounding():
+    x, e = np.array([1.0]), [2.0**-9]
+    out = stored([1.0 + 2.0**-7], "bfloat16")
+    assert budget(x, e).tightness(out) == 2.0**-7 / (2.0**-9 * (1 + 2.0**-50) + 2.0**-8)
+
+
 def test_a_failure_that_arb_refutes_is_not_reported():
     wrong_oracle = budget([1.5], [1e-6])
     assert judge(

@@ -66,9 +66,42 @@ def test_neighbours_are_the_next_numbers(name):
     assert np.array_equal(got[1], above)
 
 
-def test_truncation_never_grows_a_number():
-    for name in SMALL:
-        x = samples(name)
-        y = FORMATS[name].truncate(x)
-        assert (np.abs(y) <= np.abs(x)).all()
-        assert (np.abs(x) - np.abs(y) < FORMATS[name].ulp(x)).all() or name
+@pytest.mark.parametrize("name", SMALL)
+def test_truncation_never_grows_a_number(name):
+    fmt, x = FORMATS[name], samples(name)
+    y = fmt.truncate(x)
+    assert (np.abs(y) <= np.minimum(np.abs(x), fmt.largest)).all()
+    lost = np.minimum(np.abs(x), fmt.largest) - np.abs(y)
+    assert (lost < fmt.ulp(x)).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rationals_are_rounded_once(name):
+    """Also those that no float64 holds, beside a tie, and at both ends of the format."""
+    fmt = FORMATS[name]
+    one, half = Fraction(1), Fraction(fmt.unit)  # of the last place above 1
+    largest, tiny = Fraction(fmt.largest), Fraction(2) ** (fmt.emin - fmt.precision + 1)
+    beyond = largest + Fraction(2) ** (fmt.emax - fmt.precision)
+    below = Fraction(1, 10**40)
+    for value, rounded in (
+        (one + half, 1), (one + half + below, 1 + 2 * half), (one + 3 * half - below, 1 + 2 * half),
+        (one - half / 2 + below, 1), (one - half / 2 - below, 1 - half),
+        (largest, largest), (beyond * (1 - below), largest), (beyond, np.inf),
+        (tiny / 2, 0), (tiny / 2 + tiny * below, tiny), (Fraction(0), 0),
+    ):  # fmt: skip
+        assert fmt.round_fraction(value) == float(rounded)
+        assert fmt.round_fraction(-value) == -float(rounded)
+    for value in (Fraction(1, 3), Fraction(2, 3), Fraction(10, 7), Fraction(13, 7)):
+        spacing = Fraction(float(fmt.ulp(float(value))))
+        assert abs(Fraction(fmt.round_fraction(value)) - value) <= spacing / 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_half_an_ulp_is_a_bound_at_both_ends(name):
+    """Of float64, too, whose own half spacing of subnormals, 2**-1075, is no float64."""
+    fmt, tiny = FORMATS[name], Fraction(2) ** (FORMATS[name].emin - FORMATS[name].precision + 1)
+    for x in (0.0, fmt.tiny, 2.0**fmt.emin):
+        assert Fraction(float(fmt.half_ulp(x))) >= tiny / 2
+    last = 2.0 ** (fmt.emax - fmt.precision)
+    ends = [fmt.largest, np.finfo(np.float64).max, np.inf, -np.inf, np.nan]
+    assert (fmt.half_ulp(ends) == last).all()

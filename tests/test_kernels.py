@@ -16,7 +16,6 @@ HOME = current().kind
 
 from tightrope.impls import rope as triton_rope  # noqa: E402  (Triton after `current`)
 from tightrope.impls import rope_table, rope_torch  # noqa: E402
-from tightrope.launch import launcher  # noqa: E402
 
 gpu = pytest.mark.skipif(HOME == "cpu", reason="needs a GPU")
 Tensors = dict[str, torch.Tensor]
@@ -168,46 +167,6 @@ def test_a_tile_may_be_given() -> None:
     usual = triton_rope.rope(**tensors, interleaved=False)
     for tile in (triton_rope.Config(2, 1, 4), (16, 8, 4)):
         assert all(map(equal, triton_rope.rope(**tensors, interleaved=False, blocks=tile), usual))
-
-
-class Parameter:
-    def __init__(self, name: str, constant: bool = False, free: bool = True) -> None:
-        self.name, self.is_constexpr, self.do_not_specialize = name, constant, free
-
-
-class Jitted:
-    """What `launcher` relies on of a Triton kernel."""
-
-    __name__ = "jitted"
-
-    def __init__(self, *params: Parameter) -> None:
-        self.params, self.calls = params, list[Any]()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def first(*args: Any, **options: Any) -> Any:
-            self.calls.append(("jit", grid, args, options))
-            return {grid: lambda *bare: self.calls.append(("compiled", grid, bare))}
-
-        return first
-
-
-def test_later_launches_pass_addresses_numbers_and_constants_in_order() -> None:
-    kernel = Jitted(Parameter("x"), Parameter("n"), Parameter("BLOCK", constant=True))
-    x, y = torch.zeros(4), torch.zeros(4)
-    launch = launcher(kernel, torch.device("cpu"), 3, (7,), {"BLOCK": 16}, 2)
-    launch(x)
-    launch(y)
-    options = {"num_warps": 2, "enable_fp_fusion": False}
-    assert kernel.calls[0] == ("jit", (3, 1, 1), (x, 7, 16), options)
-    assert kernel.calls[1:] == [("compiled", (3, 1, 1), (y.data_ptr(), 7, 16))]
-    launcher(kernel, torch.device("cpu"), 0, (7,), {"BLOCK": 16}, 2)(x)
-    assert len(kernel.calls) == 2
-
-
-def test_a_kernel_that_specializes_is_refused() -> None:
-    kernel = Jitted(Parameter("x"), Parameter("n", free=False))
-    with pytest.raises(TypeError, match=r"^jitted's n: expected do_not_specialize"):
-        launcher(kernel, torch.device("cpu"), 1, (7,), {}, 2)
 
 
 @gpu

@@ -36,7 +36,7 @@ def calls():
 def test_a_right_kernel_fails_an_absolute_tolerance_against_the_peer(calls):
     right, theirs = (outputs for _, outputs, _ in calls[1])
     a, b = (torch.from_numpy(widen(outputs["q"])) for outputs in (right, theirs))
-    refused = float((~torch.isclose(a, b, rtol=0, atol=1e-3)).double().mean())  # another project's
+    refused = float(((a - b).abs() > 1e-3).double().mean())
     assert 0.002 < refused < 0.05
 
 

@@ -45,7 +45,7 @@ def adapter(folder, sign="1", extra="pass"):
 
 def run(folder, *words, **environment):
     few = (
-        ("--examples=5", "--workers=1")
+        ("--examples=5", "--workers=0")
         if not any(w.startswith("--workers") for w in words)
         else ("--examples=5",)
     )
@@ -148,12 +148,12 @@ def test_a_killed_workers_case_is_known_and_the_run_goes_on(tmp_path):
 
 def test_a_lost_device_is_reported_with_its_case_and_the_worker_is_replaced(tmp_path):
     fault = "raise RuntimeError('CUDA error: an illegal memory access was encountered')"
-    adapter(tmp_path, extra=f"if q.shape[0] == 3: {fault}")
-    done = run(tmp_path, "--workers=2", "--examples=30", "-k", "matches_oracle or halving")
+    adapter(tmp_path, extra=f"if q.shape[0] >= 3: {fault}")
+    done = run(tmp_path, "--workers=1", "--examples=30", "-k", "matches_oracle or halving")
     assert done.returncode == 1
     assert "an illegal memory access was encountered" in done.stdout
-    assert re.search(r"case = \{.*'tokens': 3", done.stdout)
-    assert "replacing crashed worker" in done.stdout
+    assert re.search(r"case = \{'tokens': ([3-9]|\d\d)", done.stdout)
+    assert "2 failed" in done.stdout  # the second law ran in the worker that replaced the first
 
 
 def test_the_time_is_shared_and_what_got_none_is_not_covered(tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightrope import blackbox
+from tightrope import blackbox, compiles
 from tightrope.arena import Arena, MemoryFault, unwritten
 from tightrope.arithmetic import Device
 from tightrope.budget import Violation
@@ -56,6 +56,7 @@ def current() -> Device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("no CUDA device is visible to this process, and one was asked for")
     if wanted == "cuda" or (not wanted and torch.cuda.is_available()):
+        compiles.watch()
         major, minor = torch.cuda.get_device_capability()
         return Device("cuda", torch.cuda.get_device_name(), (major, minor))
     if "triton" not in sys.modules:
