@@ -5,20 +5,12 @@ Loops whose bounds are tensors, device functions, masks, dots, running maxima, a
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from tightrope.interpreter import DOT_MODELS, install
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 
 @triton.jit

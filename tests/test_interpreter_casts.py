@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 from fractions import Fraction
 
 import numpy as np
@@ -15,10 +11,6 @@ import triton
 import triton.language as tl
 
 from tightrope.interpreter import install
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 BLOCK = 65536
 ALL_BF16 = torch.arange(-32768, 32768).to(torch.int16).view(torch.bfloat16)

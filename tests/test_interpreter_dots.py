@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 from fractions import Fraction
 from math import floor, log2
 
@@ -16,10 +12,6 @@ import triton
 import triton.language as tl
 
 from tightrope.interpreter import DOT_MODELS, install
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 
 @triton.jit

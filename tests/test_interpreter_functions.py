@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 import numpy as np
 import pytest
 import torch
@@ -14,10 +10,6 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from tightrope.interpreter import install
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 import threading
 import warnings
 
@@ -19,9 +15,6 @@ from test_interpreter_patch import muladd, once, snapshot, stock
 from tightrope.interpreter import install
 
 assert stock  # the fixture serves here too
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 
 def test_kernels_overflow_in_silence():

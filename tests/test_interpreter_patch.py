@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 import subprocess
 import sys
 
@@ -18,10 +15,6 @@ from triton.language.extra import libdevice
 
 from tightrope.interpreter import NOT_FAITHFUL, TESTED_TRITON, install
 from tightrope.interpreter.patch import suspended
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 from fractions import Fraction
 
 import numpy as np
@@ -14,9 +10,6 @@ import torch
 from test_interpreter_arithmetic import apply, draw, faithful, nearest, rationals
 
 assert faithful  # the fixture serves here too
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU runs the kernels here, the interpreter is off"
-)
 
 
 def test_float64_fma_at_extreme_exponents():
