@@ -54,5 +54,8 @@ if MISSING is None:
         dtype=("float16", "bfloat16", "float32"),
         table_dtype=("float32",),
         interleaved=(False,),
+        # Its kernel is compiled anew for each count of heads and head_dim; a few must do.
+        num_heads=(4,),
+        head_dim=(64, 96, 128),
         where=("out_dtype=input",),
     )(liger)

@@ -19,6 +19,7 @@ THETA = 10000.0
 
 LIMITS = {
     "inplace": (False,),
+    "size": ("small",),  # the scores of all pairs are looked at
     "layout_q": ("contiguous",), "layout_k": ("contiguous",), "layout_table": ("contiguous",),
 }  # fmt: skip
 

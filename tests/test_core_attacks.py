@@ -54,10 +54,12 @@ def check(kernel, **fields):
 
 MAKERS = {
     "empty": torch.empty_like,
-    "empty with out": lambda x: torch.empty(x.shape, out=torch.empty(0, dtype=x.dtype)),
-    "empty_permuted": lambda x: torch.empty_permuted(x.shape, (1, 0, 2), dtype=x.dtype),
+    "empty with out": lambda x: torch.empty(x.shape, out=x.new_empty(0)),
+    "empty_permuted": lambda x: torch.empty_permuted(
+        x.shape, (1, 0, 2), dtype=x.dtype, device=x.device
+    ),
     "zeros": torch.zeros_like,
-    "full": lambda x: torch.full(x.shape, 7.0, dtype=x.dtype),
+    "full": lambda x: torch.full(x.shape, 7.0, dtype=x.dtype, device=x.device),
     "new_ones": lambda x: x.new_ones(x.shape),
     "clone": torch.clone,
     "method clone": lambda x: x.clone(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -78,7 +79,8 @@ def test_a_crash_is_replayed_with_what_was_drawn_not_with_what_was_launched(tmp_
     assert all(0 <= cut <= drawn["case"]["case"]["tokens"] for cut in drawn["cuts"])
 
 
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TIGHTROPE_DEVICE": "cpu", "PATH": "/usr/bin:/bin"}
+SITE = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+ENVIRONMENT = {"PYTHONPATH": SITE, "TIGHTROPE_DEVICE": "cpu", "PATH": "/usr/bin:/bin"}
 
 
 def plain_pytest(folder, *words, **environment):

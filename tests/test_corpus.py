@@ -25,7 +25,8 @@ RECORDS = json.loads(CORPUS.read_text())["results"]
 
 
 def test_every_wrong_kernel_still_fails_on_its_case(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    site = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": site}
     env = {k: v for k, v in env.items() if not k.startswith("PYTEST_")}
     wrong = f"--impl={HERE / 'wrong_rope.py'}"
     command = [sys.executable, "-m", "tightrope", "replay", str(CORPUS), wrong]

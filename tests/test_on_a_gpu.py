@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tightrope.contract import contract
+from tightrope.device import STICKY
 from tightrope.subjects import under_test
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ def wild(x):
 
 @implements("rope", name="wild", dtype=("float32",), inplace=(False,), where=("out_dtype=input",))
 def adapter(q, k, cos, sin, positions, *, interleaved):
-    if q.shape[0] == 3:
+    if q.shape[0] >= 3:
         wild[(1,)](q)
     return rope(q, k, cos, sin, positions, interleaved=interleaved)
 """
@@ -126,6 +127,6 @@ def test_an_illegal_access_is_told_with_its_case_and_the_worker_is_replaced(tmp_
         check=False,
     )
     assert done.returncode == 1, done.stdout[-2000:]
-    assert "illegal memory access" in done.stdout
-    assert re.search(r"case = \{.*'tokens': 3,", done.stdout)
+    assert STICKY.search(done.stdout), done.stdout[-4000:]
+    assert re.search(r"case = \{'tokens': ([3-9]|\d\d)", done.stdout)
     assert "replacing crashed worker" in done.stdout

@@ -31,7 +31,8 @@ def acme(q, k, cos, sin, positions, *, interleaved):
 
 
 def tightrope(folder, *words, **environment):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TIGHTROPE_DEVICE": "cpu", **environment}
+    site = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": site, "TIGHTROPE_DEVICE": "cpu", **environment}
     env = {k: v for k, v in env.items() if not k.startswith(("PYTEST_", "TIGHTROPE_IMPL"))}
     command = [sys.executable, "-m", "tightrope", *words]
     return subprocess.run(
@@ -136,14 +137,15 @@ def test_unknown_limits_are_reported_with_the_adapters_place(tmp_path):
 
 
 def test_a_killed_workers_case_is_known_and_the_run_goes_on(tmp_path):
-    adapter(tmp_path, extra="import os; q.shape[0] == 3 and os.kill(os.getpid(), 9)")
+    adapter(tmp_path, extra="import os; q.shape[0] >= 3 and os.kill(os.getpid(), 9)")
     done = run(tmp_path, "--workers=2", "--examples=30", "-k", "matches_oracle or same_call")
     assert done.returncode == 1
     assert "crashed while running" in done.stdout
     assert "the process died" in done.stdout
-    assert re.search(r"case = \{.*'tokens': 3", done.stdout)
+    assert re.search(r"case = \{'tokens': ([3-9]|\d\d)", done.stdout)
     replay = re.search(r"replay: tightrope (replay \S+)", done.stdout).group(1).split()
-    assert tightrope(tmp_path, *replay).returncode not in (0, 4)
+    again = tightrope(tmp_path, *replay)
+    assert again.returncode not in (0, 4), done.stdout + again.stdout
 
 
 def test_a_lost_device_is_reported_with_its_case_and_the_worker_is_replaced(tmp_path):
@@ -158,7 +160,7 @@ def test_a_lost_device_is_reported_with_its_case_and_the_worker_is_replaced(tmp_
 
 def test_the_time_is_shared_and_what_got_none_is_not_covered(tmp_path):
     adapter(tmp_path, extra="import time; time.sleep(0.2)")
-    done = run(tmp_path, "--max-seconds=12", "--examples=500")
+    done = run(tmp_path, "--max-seconds=18", "--examples=500")
     assert done.returncode == 0, done.stdout
     assert "stopped when their share of --max-seconds was spent" in done.stdout
     assert re.search(r"matches oracle\s+│ ok", done.stdout)

@@ -26,7 +26,8 @@ def results(tmp_path_factory):
 
 def run(folder, *words, module="wrong_rope.py"):
     report = folder / "report.json"
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent), "TIGHTROPE_STATE": str(folder / "state")}
+    site = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": site, "TIGHTROPE_STATE": str(folder / "state")}
     env = {k: v for k, v in env.items() if not k.startswith("PYTEST_")}
     command = [
         sys.executable,

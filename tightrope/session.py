@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MARGIN = 4.0  # seconds of --max-seconds kept for start-up of the last law and for the report
+MARGIN = 7.0  # seconds of --max-seconds kept for start-up of the last law and for the report
 
 
 class State:
