@@ -56,6 +56,6 @@ if MISSING is None:
         interleaved=(False,),
         # Its kernel is compiled anew for each count of heads and head_dim; a few must do.
         num_heads=(4,),
-        head_dim=(64, 96, 128),
+        head_dim=(64, 128),
         where=("out_dtype=input",),
     )(liger)

@@ -136,7 +136,7 @@ def config(
         heads = triton.next_power_of_2(num_heads)
         block = triton.next_power_of_2(triton.cdiv(max(tokens, 1), 4))
         return Config(min(block, max(1, 2**18 // (width * heads))), heads, 4)
-    heads = 8 if num_heads > 4 else 4
+    heads = 8
     row_bytes = heads * width * itemsize
     block = max(1, 2048 // row_bytes)
     return Config(block, heads, max(1, min(8, block * row_bytes // 1024)))

@@ -73,7 +73,7 @@ rope(q, k, cos, sin, positions, *, interleaved, inplace=False, out_dtype=None) -
 AXES = (
     *("dtype", "table_dtype", "position_dtype", "out_dtype", "inplace", "interleaved"),
     *("head_dim", "rotary_dim", "positions", "table", "data", "layout_q", "layout_k"),
-    *("layout_table", "size"),
+    *("layout_table", "size", "builds"),
 )
 
 CONTRACT = Contract(

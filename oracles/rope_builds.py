@@ -81,6 +81,12 @@ BUILDS: tuple[Build, ...] = (
     ("bfloat16", "float16", "int64", False, 256, 256, "input", True),
     ("float64", "float64", "int32", True, 256, 256, "input", True),
     ("bfloat16", "float32", "int32", False, 256, 64, "float32", False),
+    # what most models run, whatever the pairs ask for
+    ("float16", "float32", "int64", False, 128, 128, "input", False),
+    ("bfloat16", "float32", "int64", False, 128, 128, "input", True),
+    ("bfloat16", "bfloat16", "int64", False, 128, 128, "input", False),
+    ("float16", "float32", "int64", True, 64, 64, "input", True),
+    ("bfloat16", "float32", "int64", False, 64, 64, "input", False),
 )
 
 ENOUGH = 6  # narrow limits keep few rows: they get more, rebuilt from the others
@@ -125,7 +131,20 @@ def builds(limits: Limits) -> tuple[Build, ...]:
                 kept += _supplement(kept, _rebuilt(narrowed))
     if not kept:
         raise ValueError(f"no combination of {', '.join(FIELDS)} is within the limits of rope")
-    return tuple(dict.fromkeys(kept))
+    return tuple(sorted(dict.fromkeys(kept), key=_size))
+
+
+def free(build: Build, limits: Limits) -> tuple[Build, ...]:
+    """Every legal combination of the other fields with a row's dtype and shape."""
+    choices = {n: limits.values(n) for n in FIELDS if n not in ("dtype", "head_dim", "rotary_dim")}
+    fixed = {n: (v,) for n, v in zip(FIELDS, build, strict=True) if n not in choices}
+    every = product(*({**choices, **fixed}[n] for n in FIELDS))
+    return tuple(b for b in every if legal(b) and related(b, limits.where))
+
+
+def _size(build: Build) -> tuple[int, int]:
+    """Order for shrinking: small heads first."""
+    return build[FIELDS.index("head_dim")], build[FIELDS.index("rotary_dim")]
 
 
 def _pairs(build: Build) -> set[Any]:

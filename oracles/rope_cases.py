@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from tightrope.data import KINDS
 from tightrope.limits import Limits
-from tightrope.oracles.rope_builds import FIELDS, builds
+from tightrope.oracles.rope_builds import FIELDS, builds, free
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -30,7 +31,8 @@ class RopeCase:
     tokens, num_heads, num_kv_heads, head_dim, rotary_dim: shapes; num_kv_heads divides num_heads.
     out_dtype: "input" or "float32". positions: how rows of the table are chosen, from `start` on
     where the kind has a start. table: what cos and sin hold. data: what q and k hold. size: "large"
-    has at least 10,240 token-heads and is meant for GPUs.
+    has at least 10,240 token-heads and is meant for GPUs. builds: whether
+    dtypes and flags are a committed combination (a GPU compiles each) or a free one.
     """
 
     tokens: int = 1
@@ -53,6 +55,7 @@ class RopeCase:
     layout_k: str = "contiguous"
     layout_table: str = "contiguous"
     size: str = "small"
+    builds: str = "committed"
     seed: int = 0
 
 
@@ -76,6 +79,7 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "layout_k": LAYOUTS,
     "layout_table": TABLE_LAYOUTS,
     "size": ("small", "large"),
+    "builds": ("committed", "free"),
 }
 
 RELATIONS = {
@@ -124,6 +128,7 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         limits = narrowed
     limits = _apart(limits)
     rows, heads = builds(limits), _heads(limits)
+    combinations = cache(lambda build: free(build, limits))
     narrow = _narrow(rows) if limits.bounds("tokens")[1] >= LARGE else ()
 
     @st.composite
@@ -131,6 +136,9 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         chosen = _Draw(draw, st, limits)
         size = chosen.one("size", ("small",) * 31 + ("large",) * bool(narrow))
         build = draw(st.sampled_from(narrow if size == "large" else rows))
+        pool = chosen.one("builds", ("committed", "free"))
+        if pool == "free":
+            build = draw(st.sampled_from(combinations(build)))
         fields: dict[str, Any] = dict(zip(FIELDS, build, strict=True))
         fields |= _shape(chosen, fields, size, heads)
         fields |= _table(chosen, fields)
@@ -139,7 +147,7 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         fields["layout_q"] = chosen.one("layout_q", ("contiguous",) * 2 + layouts)
         fields["layout_k"] = chosen.one("layout_k", ("contiguous",) * 2 + layouts)
         fields["layout_table"] = chosen.one("layout_table", ("contiguous",) * 2 + TABLE_LAYOUTS)
-        return RopeCase(**fields, seed=draw(st.integers(0, 2**16 - 1)))
+        return RopeCase(**fields, builds=pool, seed=draw(st.integers(0, 2**16 - 1)))
 
     return case()
 

@@ -84,7 +84,7 @@ def test_every_legal_pair_of_compile_time_values_occurs():
     every = [b for b in product(*values.values()) if legal(b) and (b[4], b[5]) in dims]
     missing = set().union(*map(pairs, every)) - set().union(*map(pairs, BUILDS))
     assert not missing
-    assert len(set(BUILDS)) == len(BUILDS) <= 60
+    assert len(set(BUILDS)) == len(BUILDS) <= 65
     assert all(map(legal, BUILDS))
     assert {(16, 16), (64, 32), (128, 96), (192, 64), (256, 64), (40, 40), (8, 2)} <= dims
 
@@ -123,9 +123,9 @@ def test_narrow_limits_keep_partial_rotations_and_all_tables(
 
 
 def test_an_unlimited_kernel_draws_committed_rows_only():
-    assert builds(limits()) == BUILDS
+    assert set(builds(limits())) == set(BUILDS)
     for dtype in DTYPES:
-        assert builds(limits(dtype=(dtype,))) == tuple(b for b in BUILDS if b[0] == dtype)
+        assert set(builds(limits(dtype=(dtype,)))) == {b for b in BUILDS if b[0] == dtype}
 
 
 def holds(case, relation):
@@ -167,7 +167,7 @@ def test_heads_that_share_storage_are_not_rotated_in_place(name):
 def test_the_simplest_case_comes_first_and_is_informative():
     simplest = CONTRACT.cases(limits()).map(lambda c: c)
     case = drawn(1)[0]
-    assert (case.tokens, case.num_heads, case.head_dim, case.dtype) == (1, 1, 16, "float32")
+    assert (case.tokens, case.num_heads, case.head_dim, case.dtype) == (1, 1, 6, "float32")
     assert isinstance(simplest, st.SearchStrategy)
     assert informative(case)
 
@@ -232,3 +232,12 @@ def test_each_known_mistake_is_visible_in_many_of_the_cases_of_one_run(dtype, pa
 
 def test_the_contract_is_found_by_its_name():
     assert contract("rope") is CONTRACT
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_most_models_run_is_drawn_under_narrow_limits(dtype):
+    narrow = {"interleaved": (False,), "inplace": (False,), "out_dtype": ("input",)}
+    chosen = drawn(100, dtype=(dtype,), **narrow)
+    usual = {(c.head_dim, c.rotary_dim, c.table_dtype) for c in chosen}
+    assert {(128, 128, "float32"), (64, 64, "float32")} <= usual
+    assert len(usual) > 20

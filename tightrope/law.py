@@ -13,7 +13,7 @@ from tightrope.budget import Violation, judge
 from tightrope.frozen import freeze
 from tightrope.profiles import PROFILES
 
-chosen: dict[str, Any] = dict(PROFILES["dev"])  # the plugin changes it before laws are imported
+chosen: dict[str, Any] = {**PROFILES["dev"], "shrink": True}  # the plugin changes it before laws are imported
 
 
 def choose(profile: str, examples: int | None = None, shrink: bool = True) -> None:
@@ -22,14 +22,10 @@ def choose(profile: str, examples: int | None = None, shrink: bool = True) -> No
     examples: in place of the profile's. shrink: whether a failure is made smaller before it is
     told.
     """
-    from hypothesis import Phase
-
     chosen.clear()
-    chosen.update(PROFILES[profile])
+    chosen.update(PROFILES[profile], shrink=shrink)
     if examples:
         chosen["max_examples"] = examples
-    phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
-    chosen["phases"] = (*phases, Phase.shrink) if shrink else phases
 
 
 @dataclass(frozen=True)
@@ -95,15 +91,17 @@ def holds_for(
     field -> values that the law calls it with beside the case's own (a field that the contract
     lacks needs nothing). drawn: label -> strategy, or case -> strategy.
     """
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
 
+    phases = [Phase.explicit, Phase.reuse, Phase.generate, Phase.target]
     patient = settings(
         deadline=None,  # kernels compile on first use
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         report_multiple_bugs=False,
         print_blob=False,
-        **chosen,
+        phases=[*phases, Phase.shrink] if chosen["shrink"] else phases,
+        **{name: value for name, value in chosen.items() if name != "shrink"},
     )
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:

@@ -31,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     replay = config.getoption("--tightrope-replay")
     only = option("--tightrope-only")
     config.stash[RECORDED] = _recorded(replay, only) if replay else None
+    if replay:
+        from tightrope.replay import Replayer
+
+        config.pluginmanager.register(Replayer(config.stash[RECORDED]), "tightrope-replayer")
     config.stash[STATE] = State(config)
 
 
@@ -171,20 +175,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         state.done += 1
         data = result(pyfuncitem.function.tightrope_law, impl, book, failure)
         pyfuncitem.user_properties.append(("tightrope", text(data)))
-
-
-@pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
-def replay_instead(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a recorded case in place of what Hypothesis would draw."""
-    recorded = pyfuncitem.config.stash[RECORDED]
-    if recorded is None or not is_law(pyfuncitem):
-        return None
-    from tightrope.replay import draw_from
-
-    law = pyfuncitem.function.tightrope_law
-    impl: Any = pyfuncitem.funcargs["impl"]
-    law.run(impl, draw_from(recorded[key(pyfuncitem)], impl.contract))
-    return True
 
 
 @pytest.hookimpl(wrapper=True)

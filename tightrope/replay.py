@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tightrope.frozen import thaw
 from tightrope.results import SCHEMA
+from tightrope.session import key
 
 LAWS = "tightrope.properties"
 
@@ -71,3 +74,19 @@ def _spec(result: Mapping[str, Any]) -> str:
         sys.path.pop(0)
     home = result["module"] if known or not Path(file).is_file() else file
     return f"{home}:{result['implementation']}"
+
+
+class Replayer:
+    """A plugin that runs each recorded case in place of what Hypothesis would draw."""
+
+    def __init__(self, recorded: Mapping[str, Any] | None) -> None:
+        self.recorded = recorded or {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        law = getattr(pyfuncitem.function, "tightrope_law", None)
+        if law is None:
+            return None
+        impl: Any = pyfuncitem.funcargs["impl"]
+        law.run(impl, draw_from(self.recorded[key(pyfuncitem)], impl.contract))
+        return True

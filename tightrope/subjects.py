@@ -119,6 +119,8 @@ def subjects(
         limits = dict(law.limits)
         if device == "cpu" and "size" in spec.domain:
             limits.setdefault("size", ("small",))
+        if device == "cuda" and "builds" in spec.domain:  # each combination is a compilation
+            limits.setdefault("builds", ("committed",))
         for dtype in impl.allowed().values("dtype"):
             if dtypes and dtype not in dtypes:
                 continue
