@@ -134,11 +134,23 @@ def builds(limits: Limits) -> tuple[Build, ...]:
     return tuple(sorted(dict.fromkeys(kept), key=_size))
 
 
-def free(build: Build, limits: Limits) -> tuple[Build, ...]:
-    """Every legal combination of the other fields with a row's dtype and shape."""
-    choices = {n: limits.values(n) for n in FIELDS if n not in ("dtype", "head_dim", "rotary_dim")}
-    fixed = {n: (v,) for n, v in zip(FIELDS, build, strict=True) if n not in choices}
-    every = product(*({**choices, **fixed}[n] for n in FIELDS))
+def shapes(limits: Limits, rows: tuple[Build, ...]) -> tuple[tuple[int, int], ...]:
+    """(head_dim, rotary_dim) of any row, where both are within limits, and those of `rows`."""
+    head, rotary = FIELDS.index("head_dim"), FIELDS.index("rotary_dim")
+    known = {(b[head], b[rotary]) for b in BUILDS}
+    within = {
+        s
+        for s in known
+        if limits.allows(FIELDS[head], s[0]) and limits.allows(FIELDS[rotary], s[1])
+    }
+    return tuple(sorted(within | {(b[head], b[rotary]) for b in rows}))
+
+
+def free(shape: tuple[int, int], limits: Limits) -> tuple[Build, ...]:
+    """Every legal combination of the other fields with a shape; may be empty."""
+    choices = {n: limits.values(n) for n in FIELDS if n not in ("head_dim", "rotary_dim")}
+    choices |= {"head_dim": (shape[0],), "rotary_dim": (shape[1],)}
+    every = product(*(choices[n] for n in FIELDS))
     return tuple(b for b in every if legal(b) and related(b, limits.where))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightrope.data import KINDS
 from tightrope.limits import Limits
-from tightrope.oracles.rope_builds import FIELDS, builds, free
+from tightrope.oracles.rope_builds import FIELDS, builds, free, shapes
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -128,7 +128,8 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         limits = narrowed
     limits = _apart(limits)
     rows, heads = builds(limits), _heads(limits)
-    combinations = cache(lambda build: free(build, limits))
+    combinations = cache(lambda shape: free(shape, limits))
+    known = tuple(s for s in shapes(limits, rows) if combinations(s))
     narrow = _narrow(rows) if limits.bounds("tokens")[1] >= LARGE else ()
 
     @st.composite
@@ -136,9 +137,9 @@ def cases(limits: Limits) -> SearchStrategy[RopeCase]:
         chosen = _Draw(draw, st, limits)
         size = chosen.one("size", ("small",) * 31 + ("large",) * bool(narrow))
         build = draw(st.sampled_from(narrow if size == "large" else rows))
-        pool = chosen.one("builds", ("committed", "free"))
-        if pool == "free":
-            build = draw(st.sampled_from(combinations(build)))
+        pool = chosen.one("builds", ("committed", "free")) if size == "small" else "committed"
+        if pool == "free" and known:
+            build = draw(st.sampled_from(combinations(draw(st.sampled_from(known)))))
         fields: dict[str, Any] = dict(zip(FIELDS, build, strict=True))
         fields |= _shape(chosen, fields, size, heads)
         fields |= _table(chosen, fields)

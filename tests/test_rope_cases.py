@@ -240,4 +240,4 @@ def test_what_most_models_run_is_drawn_under_narrow_limits(dtype):
     chosen = drawn(100, dtype=(dtype,), **narrow)
     usual = {(c.head_dim, c.rotary_dim, c.table_dtype) for c in chosen}
     assert {(128, 128, "float32"), (64, 64, "float32")} <= usual
-    assert len(usual) > 20
+    assert len(usual) > 12
