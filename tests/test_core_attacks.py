@@ -52,6 +52,7 @@ def check(kernel, **fields):
     check_case(impl, case, inputs, impl(case, inputs))
 
 
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
 MAKERS = {
     "empty": torch.empty_like,
     "empty with out": lambda x: torch.empty(x.shape, out=x.new_empty(0)),
@@ -132,21 +133,21 @@ def test_in_place_may_return_a_view_of_the_same_elements(layout, tokens):
 def test_a_case_that_failed_is_not_taken_for_one_that_runs():
     with pytest.raises(Violation, match="returned"):
         check(lambda *_: None)
-    assert blackbox.last("main") is None
+    assert blackbox.last("main", RUN) is None
 
 
 def test_a_record_of_an_earlier_run_is_no_record():
     impl = Implementation(contract_name="rope", name="x", fn=print)
     blackbox.record(impl, RopeCase())
-    assert blackbox.last(blackbox.worker()) is not None
-    assert blackbox.last(blackbox.worker(), since=math.inf) is None
+    assert blackbox.last(blackbox.worker(), RUN) is not None
+    assert blackbox.last(blackbox.worker(), "another run") is None
 
 
 def test_any_drawn_value_can_be_recorded():
     blackbox.about(law="x", drawn={"case": freeze(RopeCase()), "n": np.int64(3), "s": {1.5}})
     impl = Implementation(contract_name="rope", name="x", fn=print)
     blackbox.record(impl, RopeCase())
-    assert blackbox.last(blackbox.worker())["drawn"]["n"] == 3
+    assert blackbox.last(blackbox.worker(), RUN)["drawn"]["n"] == 3
 
 
 def test_json_is_strict_and_gives_back_what_was_drawn():

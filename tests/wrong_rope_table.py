@@ -22,8 +22,9 @@ def table(angle):
     return angle.cos().float(), angle.sin().float()
 
 
-def frequencies(rotary_dim, rope_theta):
-    return rope_theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+def frequencies(rotary_dim, rope_theta, device):
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
+    return rope_theta**-exponents
 
 
 def builder(name, **more):
@@ -32,7 +33,9 @@ def builder(name, **more):
 
 @builder("right")
 def right(positions, *, rotary_dim, rope_theta):
-    return table(positions.double()[:, None] * frequencies(rotary_dim, rope_theta))
+    return table(
+        positions.double()[:, None] * frequencies(rotary_dim, rope_theta, positions.device)
+    )
 
 
 @builder("sin_sign")
@@ -84,18 +87,22 @@ def _(positions, *, rotary_dim, rope_theta):
 
 @builder("token_index_for_position")
 def _(positions, *, rotary_dim, rope_theta):
-    return right(torch.arange(len(positions)), rotary_dim=rotary_dim, rope_theta=rope_theta)
+    return right(
+        torch.arange(len(positions), device=positions.device),
+        rotary_dim=rotary_dim,
+        rope_theta=rope_theta,
+    )
 
 
 @builder("inv_freq_in_bfloat16")
 def _(positions, *, rotary_dim, rope_theta):
-    inv_freq = frequencies(rotary_dim, rope_theta).bfloat16().double()
+    inv_freq = frequencies(rotary_dim, rope_theta, positions.device).bfloat16().double()
     return table(positions.double()[:, None] * inv_freq)
 
 
 @builder("angle_in_float32")
 def _(positions, *, rotary_dim, rope_theta):
-    angle = positions.double()[:, None] * frequencies(rotary_dim, rope_theta)
+    angle = positions.double()[:, None] * frequencies(rotary_dim, rope_theta, positions.device)
     return table(angle.float().double())
 
 
@@ -107,5 +114,5 @@ def _(positions, *, rotary_dim, rope_theta):
 
 @builder("two_pi_to_six_digits")
 def _(positions, *, rotary_dim, rope_theta):
-    angle = positions.double()[:, None] * frequencies(rotary_dim, rope_theta)
+    angle = positions.double()[:, None] * frequencies(rotary_dim, rope_theta, positions.device)
     return table(torch.remainder(angle, 6.28319))

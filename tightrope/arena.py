@@ -207,10 +207,15 @@ def _astray(stray: Array, allocations: list[Allocation]) -> str:
 
 def unwritten(array: Array) -> int:
     """How many elements still hold the poison they started with."""
+    return len(where_unwritten(array))
+
+
+def where_unwritten(array: Array) -> Array:
+    """Indices (n, array.ndim) of the elements that still hold the poison they started with."""
     if not array.size:
-        return 0
+        return np.empty((0, array.ndim), np.intp)
     words = np.ascontiguousarray(array).view(np.uint16).reshape(array.size, -1)
-    return int((words == POISON).all(axis=1).sum())
+    return np.argwhere((words == POISON).all(axis=1).reshape(array.shape))
 
 
 def _aligned(byte: int) -> int:

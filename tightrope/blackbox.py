@@ -36,8 +36,19 @@ def worker() -> str:
     return os.environ.get("PYTEST_XDIST_WORKER", "main")
 
 
-def running_file(name: str | None = None) -> Path:
-    return state_folder() / f"running-{name or worker()}.json"
+def running_file(name: str | None = None, run: str | None = None) -> Path:
+    """One worker's file; `run` is xdist's id of the run, so that runs may share a folder."""
+    run = run or os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    return state_folder() / f"running-{run[:8]}-{name or worker()}.json"
+
+
+def finish() -> None:
+    """Nothing runs any more: take the file away."""
+    global _descriptor
+    if _descriptor is not None:
+        os.close(_descriptor)
+        _descriptor = None
+        running_file().unlink(missing_ok=True)
 
 
 def about(**context: Any) -> None:
@@ -72,11 +83,10 @@ def lost(impl: Implementation, case: Any, error: BaseException) -> None:
         os._exit(70)
 
 
-def last(name: str, since: float = 0.0) -> Mapping[str, Any] | None:
-    """What a dead worker was running, or None; `since`: no record of an earlier run, in s."""
+def last(name: str, run: str) -> Mapping[str, Any] | None:
+    """What a dead worker of a run was running, or None."""
     try:
-        path = running_file(name)
-        return json.loads(path.read_text()) if path.stat().st_mtime >= since else None
+        return json.loads(running_file(name, run).read_text())
     except (OSError, ValueError):
         return None
 

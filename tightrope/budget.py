@@ -8,7 +8,7 @@ well (T1); the intersection decides. Derivations: docs/error-budgets.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -194,12 +194,15 @@ def _verdict(
     terms = {k: _at(t, budget.expected.shape, worst) for k, t in budget.terms.items()}
     digits = f"{x:.17g} (float64)" if value is None else decimal(value)
     lines = [
-        f"{name}[{', '.join(map(str, index))}] = {out:.9g} ({budget.dtype}), exact value {digits}",
+        f"{element(name, index)} = {out:.9g} ({budget.dtype}), exact value {digits}",
     ]
-    if not within:
+    if not within and bound == 0 and np.isfinite(x):
+        lines.append(_not_the_only_one(budget.format, out, Fraction(x) if value is None else value))
+    elif not within:
+        error = "not a number, outside" if np.isnan(out) else f"error {abs(out - x):.3e} is"
+        times = "" if np.isnan(out) else f" {share[worst]:.3g}x"
         lines.append(
-            f"error {abs(out - x):.3e} is {share[worst]:.3g}x the budget of {bound:.3e} "
-            f"before the last rounding, to {budget.dtype}"
+            f"{error}{times} the budget of {bound:.3e} before the last rounding, to {budget.dtype}"
         )
     elif budget.replay is not None:
         centre = float(budget.format.round(budget.replay.centre).ravel()[worst])
@@ -214,6 +217,25 @@ def _verdict(
         "wrong": int(wrong), "size": int(budget.expected.size),
     }  # fmt: skip
     return Verdict(False, float(share[worst]), worst, int(wrong), settled, "\n".join(lines), detail)
+
+
+def element(name: str, index: Iterable[int]) -> str:
+    """`q[0, 0, 64]`, and `score` for a scalar."""
+    at = ", ".join(str(int(i)) for i in index)
+    return f"{name}[{at}]" if at else name
+
+
+def _not_the_only_one(fmt: Format, out: float, value: Fraction) -> str:
+    """The story of an output where nothing but the exact value, rounded once, is right."""
+    right = fmt.round_fraction(value)
+    told = (
+        f"the value before the last rounding, to {fmt.name}, is exact here: "
+        f"only {right:.9g} is right"
+    )
+    if np.isfinite([out, right]).all():
+        ulps = abs(out - right) / float(fmt.ulp(np.float64(right)))
+        told += f", the output is off by {ulps:.3g} ulp of {fmt.name}"
+    return told
 
 
 def _at(term: Array | float, shape: tuple[int, ...], flat: int) -> float:

@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.do(options))
     except KeyboardInterrupt:
         return 2
-    except (ImportError, LookupError, ValueError, OSError, RuntimeError) as error:
+    except (
+        ImportError, LookupError, ValueError, OSError, RuntimeError, argparse.ArgumentTypeError
+    ) as error:  # fmt: skip
         print(f"tightrope: {error}", file=sys.stderr)
         return 4
 
@@ -43,12 +45,21 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="tightrope", description=__import__("tightrope").__doc__)
+    top = argparse.ArgumentParser(
+        prog="tightrope",
+        description="Checks your kernels for position embeddings and attention against every law "
+        "of their operation, and shows the smallest case on which one fails.",
+    )
     top.add_argument("--version", action="version", version=f"tightrope {__version__}")
     verbs = top.add_subparsers(required=True, metavar="run | list | replay | doctor | bench")
-    run = verbs.add_parser("run", help="check implementations against every law of their contracts")
+    behind = "Options of pytest go behind `--`: tightrope run -- --junitxml=junit.xml"
+    about = "check implementations against every law of their contracts"
+    run = verbs.add_parser("run", help=about, description=about.capitalize() + ".", epilog=behind)
     run.set_defaults(do=do_run)
-    run.add_argument("--profile", choices=tuple(PROFILES), default="dev")
+    run.add_argument(
+        "--profile", choices=tuple(PROFILES), default="dev",
+        help="examples a law: dev 25 (default), ci 100, the same in every run, nightly 2000",
+    )  # fmt: skip
     run.add_argument(
         "--examples", type=positive, metavar="N", help="examples a law, in place of the profile's"
     )
@@ -63,25 +74,41 @@ def _parser() -> argparse.ArgumentParser:
         "-k", dest="keyword", metavar="EXPRESSION", help="only matching laws (pytest's -k)"
     )
     run.add_argument("--seed", type=int, metavar="N", help="Hypothesis's seed")
-    replay = verbs.add_parser("replay", help="run the failures of a report again, exactly")
+    again = "run the failures of a report again, exactly"
+    replay = verbs.add_parser(
+        "replay", help=again, description=again.capitalize() + ".", epilog=behind
+    )
     replay.set_defaults(do=do_replay)
     replay.add_argument("file", help="a report, or a failure file that a run named")
     replay.add_argument(
         "--only", default="", metavar="TEXT", help="only failures whose name contains TEXT"
     )
     for verb in (run, replay):
-        verb.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
-        verb.add_argument("--dtype", action="append", default=[], metavar="DTYPE")
-        verb.add_argument("--device", choices=("cuda", "cpu"))
-        verb.add_argument("--require-gpu", action="store_true")
+        verb.add_argument(
+            "--dtype", action="append", default=[], metavar="DTYPE",
+            help="only this dtype, such as bfloat16; repeatable (default: all that are supported)",
+        )  # fmt: skip
+        verb.add_argument(
+            "--device", choices=("cuda", "cpu"),
+            help="run kernels there; cpu: on Triton's interpreter (default: a GPU if there is one)",
+        )  # fmt: skip
+        verb.add_argument(
+            "--require-gpu", action="store_true", help="no CUDA device is an error, not a fallback"
+        )
         verb.add_argument(
             "--workers", type=int, metavar="N",
             help="processes (default: one a core, at most 16); 0: this one, where nothing outlives "
             "a kernel that crashes or hangs",
         )  # fmt: skip
     listing = verbs.add_parser("list", help="contracts, implementations and their limits")
-    listing.add_argument("--impl", action="append", default=[], metavar="MODULE[:NAME]")
     listing.set_defaults(do=do_list)
+    for verb in (run, replay, listing):
+        verb.add_argument(
+            "--impl", action="append", default=[], metavar="WHAT",
+            help="what is under test: MODULE (acme_adapter), FILE.py (path/acme_adapter.py), or "
+            "MODULE:NAME for one of its implementations; repeatable (default: $TIGHTROPE_IMPL, "
+            "installed entry points, or the bundled kernels)",
+        )  # fmt: skip
     doctor = verbs.add_parser("doctor", help="what this machine can and cannot prove")
     doctor.set_defaults(do=do_doctor)
     bench = verbs.add_parser("bench", help="speed against peers, in one run, on a GPU")
@@ -139,6 +166,8 @@ def _interpreted(options: argparse.Namespace) -> bool:
 
 def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     """The pytest command that the options of `run` and `replay` stand for."""
+    from tightrope.options import dtype
+
     command = [
         sys.executable,
         "-m",
@@ -157,7 +186,7 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     seconds = patience(profile, getattr(options, "examples", None))
     command += [f"--timeout={seconds}", "--timeout-method=thread"]
     command += [f"--tightrope-impl={i}" for i in options.impl]
-    command += [f"--tightrope-dtype={d}" for d in options.dtype]
+    command += [f"--tightrope-dtype={dtype(d)}" for d in options.dtype]
     if options.device:
         command.append(f"--tightrope-device={options.device}")
     if options.require_gpu:

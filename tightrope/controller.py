@@ -36,8 +36,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
         """A worker died: say which case it was running."""
-        worker = getattr(getattr(getattr(report, "node", None), "gateway", None), "id", "")
-        case = blackbox.last(worker, self.state.started) if worker else None
+        node = report.node
+        case = blackbox.last(node.gateway.id, node.workerinput["testrunuid"])
         if case is None:
             return
         key = case.get("key") or _key(crashitem)

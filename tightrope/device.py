@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightrope import blackbox, compiles
-from tightrope.arena import Arena, MemoryFault, unwritten
+from tightrope.arena import Arena, MemoryFault, where_unwritten
 from tightrope.arithmetic import Device
-from tightrope.budget import Violation
+from tightrope.budget import Violation, element
 from tightrope.formats import FORMATS, Array
 from tightrope.watcher import watcher
 
@@ -155,8 +155,9 @@ def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Te
     names = impl.outputs
     values = returned if isinstance(returned, tuple | list) else (returned,)
     if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
-        kinds = ", ".join(type(v).__name__ for v in values)
-        raise Violation(f"{impl.name} returned ({kinds}), expected tensors ({', '.join(names)})")
+        raise Violation(
+            f"{impl.name} returned {_counted(returned)}, expected {len(names)}: {', '.join(names)}"
+        )
     for name, value in zip(names, values, strict=True):
         kind, place = str(value.dtype).removeprefix("torch."), value.device.type
         if kind not in FORMATS or place != home or value.layout is not torch.strided:
@@ -165,6 +166,17 @@ def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Te
                 f"of {', '.join(FORMATS)} on {home}"
             )
     return dict(zip(names, values, strict=True))
+
+
+def _counted(returned: Any) -> str:
+    """`one tensor`, `3 tensors`, or the types if not all are tensors."""
+    import torch
+
+    values = returned if isinstance(returned, tuple | list) else (returned,)
+    if not values or not all(isinstance(v, torch.Tensor) for v in values):
+        kinds = ", ".join("None" if v is None else type(v).__name__ for v in values)
+        return f"({kinds})" if isinstance(returned, tuple | list) else kinds
+    return "one tensor" if len(values) == 1 else f"{len(values)} tensors"
 
 
 def _fetch(
@@ -187,10 +199,12 @@ def _fetch(
     dtype, (chunk, byte) = numpy_dtype(tensor), home
     strides = tuple(s * dtype.itemsize for s in tensor.stride())
     array = np.ndarray(tuple(tensor.shape), dtype, blocks[chunk], byte, strides).copy()
-    missing = 0 if argument is not None else unwritten(array)
-    if missing:
+    missing = where_unwritten(array)
+    if len(missing) and argument is None:
         raise MemoryFault(
-            f"{missing} of {array.size} elements of {name} were never written", law="memory"
+            f"{len(missing)} of {array.size} elements of {name} were never written, "
+            f"the first is {element(name, missing[0])}",
+            law="memory",
         )
     return array
 

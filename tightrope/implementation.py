@@ -122,11 +122,47 @@ def resolve(impl: Implementation) -> Implementation:
         if unknown:
             raise ValueError(f"unknown output {unknown.pop()!r}; known: {', '.join(spec.outputs)}")
         if isinstance(impl.arithmetic, Arithmetic):
-            impl.arithmetic.over(spec.stages)
+            _check_arithmetic(spec, impl.allowed(), impl.arithmetic)
         spec.cases(impl.allowed())  # limits may contradict one another
+        _check_call(spec, impl.fn)
     except (LookupError, ValueError) as error:
         raise ValueError(f"{impl.source}: implementation {impl.name!r}: {error.args[0]}") from None
     return impl
+
+
+def _check_arithmetic(spec: Contract, allowed: Limits, arithmetic: Arithmetic) -> None:
+    """Raise ValueError for stages, or values of stages, that the contract has no budget for."""
+    full = arithmetic.over(spec.stages)
+    for dtype in allowed.values("dtype"):
+        case = spec.case(dtype=dtype)
+        try:
+            spec.budget(case, spec.inputs(case), full)
+        except ValueError:
+            raise
+        except Exception as error:
+            guilty = [f"{k}={v!r}" for k, v in arithmetic.items() if error.args == (v,)]
+            told = ", ".join(guilty) or f"{arithmetic!r}: {type(error).__name__}: {error}"
+            raise ValueError(f"unknown value in arithmetic: {told}") from error
+
+
+def _check_call(spec: Contract, fn: Callable[..., Any]) -> None:
+    """Raise ValueError for a function that no call of the contract can bind.
+
+    A keyword that it lacks may be off in every case of its limits: then it is not passed.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    parameters, case = signature.parameters.values(), spec.case()
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    taken = [k for k in spec.options(case) if any_keyword or k in signature.parameters]
+    try:
+        signature.bind(*spec.inputs(case), **dict.fromkeys(taken))
+    except TypeError as error:
+        raise ValueError(
+            f"{fn.__name__}{signature} cannot be called as {spec.signature}: {error}"
+        ) from error
 
 
 def registered(module: str | None = None) -> list[Implementation]:

@@ -13,7 +13,10 @@ from tightrope.budget import Violation, judge
 from tightrope.frozen import freeze
 from tightrope.profiles import PROFILES
 
-chosen: dict[str, Any] = {**PROFILES["dev"], "shrink": True}  # the plugin changes it before laws are imported
+chosen: dict[str, Any] = {
+    **PROFILES["dev"],
+    "shrink": True,
+}  # the plugin changes it before laws are imported
 
 
 def choose(profile: str, examples: int | None = None, shrink: bool = True) -> None:

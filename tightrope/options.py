@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from tightrope.profiles import PROFILES, positive
+
+
+def dtype(name: str) -> str:
+    """An option's dtype; an unknown one raises ArgumentTypeError that lists the known ones."""
+    from tightrope.formats import FORMATS
+
+    if name not in FORMATS:
+        raise argparse.ArgumentTypeError(f"unknown dtype {name!r}; known: {', '.join(FORMATS)}")
+    return name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--tightrope-dtype",
         action="append",
+        type=dtype,
         default=[],
         metavar="DTYPE",
         help="only this dtype; repeatable",

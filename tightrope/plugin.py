@@ -190,6 +190,12 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    from tightrope import blackbox
+
+    blackbox.finish()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +85,88 @@ def explain(item: Any, excinfo: Any, report: Any) -> Any:
     replay = keep(data["key"], data)
     lines = ["{law} does not hold for {contract} {implementation} ({dtype})".format(**data), ""]
     lines += [f"  {label} = {value!r}" for label, value in _drawn(item, data).items()]
-    lines += ["", str(excinfo.value) or type(excinfo.value).__name__, "", replay]
-    if excinfo.errisinstance(Violation):
-        return "\n".join(lines)
-    report.sections.append(("tightrope", "\n".join(lines)))
+    violated = excinfo.errisinstance(Violation)
+    found = str(excinfo.value) if violated else raised(excinfo.value, item.funcargs["impl"])
+    told = "\n".join([*lines, "", found or type(excinfo.value).__name__, "", replay])
+    if violated or found:
+        return told
+    report.sections.append(("tightrope", told))  # raised by this project: all of it is shown
     return report.longrepr
+
+
+def raised(error: BaseException, impl: Implementation) -> str:
+    """What an implementation or a user's law raised, as a traceback that starts in their code.
+
+    Empty for an exception that none of their frames had a part in.
+    """
+    parts = [_traceback(link, frames) for link, frames in _chain(error) if frames]
+    if not parts and _refused(error):
+        parts = [f"{_last_line(error)}{impl.source}: called as {impl.contract.signature}"]
+    elif parts and not _frames(error):  # only its cause lies in their code
+        parts.insert(0, _last_line(error).rstrip())
+    return "\n\ncaused by\n\n".join(parts) + (_hint(error, impl) if parts else "")
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, list[traceback.FrameSummary]]]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        yield link, _frames(link)
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    machinery, kernels = _folders()
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(kernels) or not frame.filename.startswith(machinery)
+    ]
+
+
+@cache
+def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Folders whose frames say nothing to a user, and those inside them that do."""
+    roots = [str(root) for root in import_module("tightrope").__path__]
+    tools = [str(Path(str(import_module(t).__file__)).parent)
+             for t in ("_pytest", "hypothesis", "pluggy")]  # fmt: skip
+    inner = [os.path.join(r, part) for r in roots for part in ("oracles", "properties")]
+    machinery = [str(Path(__file__).parent), *inner, *tools]
+    return tuple(m + os.sep for m in machinery), tuple(
+        os.path.join(root, "impls") + os.sep for root in roots
+    )
+
+
+def _traceback(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
+    listed = "".join(traceback.StackSummary.from_list(frames).format())
+    return f"Traceback (most recent call last):\n{listed}{_last_line(error)}".rstrip()
+
+
+def _last_line(error: BaseException) -> str:
+    """`TypeError: ...`, without the notes that Hypothesis adds to it."""
+    bare = traceback.TracebackException(type(error), error, None)
+    bare.__notes__ = []
+    return "".join(bare.format_exception_only())
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether the call itself failed: the arguments did not fit."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return any(f.name == "_call" and Path(f.filename).name == "device.py" for f in last)
+
+
+def _hint(error: BaseException, impl: Implementation) -> str:
+    """What to do about a keyword of the contract that an implementation does not take."""
+    lacks = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    spec = impl.contract
+    if not isinstance(error, TypeError) or not lacks or lacks[1] not in spec.domain:
+        return ""
+    name = lacks[1]
+    ways = [f"where=({r!r},)" for r in spec.relations if r.startswith(f"{name}=")]
+    ways += [f"{name}=({v!r},)" for v in spec.domain[name] if v is False or v is None]
+    declare = f"declare {ways[0]} in @implements, or " if ways else ""
+    return f"\n{declare}accept the keyword {name!r}"
 
 
 def _drawn(item: Any, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class State:
                 device = prepare(
                     "cuda" if option("--tightrope-require-gpu") else option("--tightrope-device")
                 )
-                self.impls = under_test(self.chosen())
+                self.impls = under_test(self.chosen(), option("--tightrope-dtype"))
             except (ImportError, LookupError, ValueError, RuntimeError) as error:
                 raise pytest.UsageError(str(error)) from error
             self.device = device

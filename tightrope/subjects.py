@@ -35,30 +35,53 @@ def chosen(option: Sequence[str], ini: Sequence[str]) -> list[str]:
 def load(module: str) -> ModuleType:
     """Import a module by its dotted name or file, and the modules inside it if it is a package.
 
-    The working directory counts, as it does for `python -m`. Raises ImportError.
+    The working directory counts, as it does for `python -m`, and a file's folder, as it does for
+    `python FILE.py`. Raises ImportError.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _search(os.getcwd())
     if module.endswith(".py"):
-        return _importing(_load_file, str(Path(module).resolve()))
+        path = Path(module).resolve()
+        if not path.is_file():
+            raise ImportError(f"no such file: {path}")
+        _search(str(path.parent))
+        return _importing(_load_file, str(path))
     loaded = _importing(importlib.import_module, module)
     for found in pkgutil.iter_modules(getattr(loaded, "__path__", ())):
         _importing(importlib.import_module, f"{module}.{found.name}")
     return loaded
 
 
+def _search(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
 def _importing(work: Callable[[str], ModuleType], name: str) -> ModuleType:
     """Whatever a module raises while it is imported, as an ImportError with its place."""
     try:
         return work(name)
-    except ImportError:
-        raise
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        raise ImportError(
-            f"{name} cannot be imported: {type(error).__name__}: {error} "
-            f"({at.filename}:{at.lineno})"
-        ) from error
+        places = _places(error)
+        told = f"{name} cannot be imported: "
+        told += str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        told += f" ({', '.join(places)})" if places else ""
+        if getattr(error, "name", None):  # of a module that was not found, or is another one
+            told += (
+                f"; modules are looked for in the working directory ({os.getcwd()}), on PYTHONPATH "
+                "and, for a FILE.py, beside it"
+            )
+        raise ImportError(told) from error
+
+
+def _places(error: Exception) -> list[str]:
+    """FILE:LINE of the module that was loaded and, if it is another, of what raised in the end."""
+    frames = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__)
+        and not frame.filename.startswith("<frozen")
+    ]
+    return list(dict.fromkeys(frames[:1] + frames[-1:]))
 
 
 def _load_file(name: str) -> ModuleType:
@@ -66,17 +89,25 @@ def _load_file(name: str) -> ModuleType:
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
         return sys.modules[path.stem]
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError(f"no such file: {path}")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"not a Python file: {path}")
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # half a module must not be found by the next import
+        sys.modules.pop(path.stem)
+        if before is not None:
+            sys.modules[path.stem] = before
+        raise
     return module
 
 
-def under_test(specs: Sequence[str]) -> list[Implementation]:
+def under_test(specs: Sequence[str], dtypes: Sequence[str] = ()) -> list[Implementation]:
     """Import what is named and return its implementations, every name in them checked.
 
+    dtypes: what the run is restricted to; each must be one that an implementation supports.
     Raises ImportError, and ValueError or LookupError that list what is known.
     """
     found: dict[tuple[str, str], Implementation] = {}
@@ -96,7 +127,17 @@ def under_test(specs: Sequence[str]) -> list[Implementation]:
             if only in ("", impl.name):
                 found[impl.contract_name, impl.name] = resolve(impl)
     order = names()
-    return sorted(found.values(), key=lambda i: order.index(i.contract_name))
+    impls = sorted(found.values(), key=lambda i: order.index(i.contract_name))
+    _check_dtypes(impls, dtypes)
+    return impls
+
+
+def _check_dtypes(impls: Sequence[Implementation], dtypes: Sequence[str]) -> None:
+    supported = {f"{i.name} ({i.contract_name})": i.allowed().values("dtype") for i in impls}
+    for dtype in dtypes:
+        if not any(dtype in values for values in supported.values()):
+            known = "; ".join(f"{name} supports {', '.join(v)}" for name, v in supported.items())
+            raise ValueError(f"nothing under test supports the dtype {dtype}: {known}")
 
 
 def possible(impl: Implementation) -> bool:

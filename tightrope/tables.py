@@ -27,7 +27,7 @@ def summary(results: Results, color: bool) -> list[str]:
         console.print(matrix(name, mine))
         console.print(grid(name, mine))
     for line in notes(results):
-        console.print(line)
+        console.print(line, markup=False)
     return buffer.getvalue().splitlines()
 
 
@@ -118,6 +118,30 @@ def _coverage(spec: Any, axis: str, results: list[Mapping[str, Any]]) -> str:
     return text + (f" [yellow]not: {', '.join(missing)}[/yellow]" if missing else "")
 
 
+def not_applicable(results: Results) -> list[str]:
+    """A line for each contract and implementation: laws that its limits or outputs leave out.
+
+    Such results carry their key alone, LAWS::LAW[CONTRACT-IMPLEMENTATION-DTYPE].
+    """
+    left: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    ran = {(r["law"], r["contract"], r["implementation"]) for r in results.values() if "law" in r}
+    for key, r in results.items():
+        if r["outcome"] == "not applicable":
+            law, _, subject = key.rpartition("::")[2].removesuffix("]").partition("[")
+            name, _, rest = subject.partition("-")
+            impl, _, dtype = rest.rpartition("-")
+            left[name, impl][law].append(dtype)
+    lines = []
+    for (name, impl), laws in left.items():
+        words = [
+            law.removeprefix("test_").replace("_", " ")
+            + (f" ({', '.join(dtypes)})" if (law, name, impl) in ran else "")
+            for law, dtypes in laws.items()
+        ]
+        lines.append(f"{name}: not applicable to {impl}: {', '.join(words)}")
+    return lines
+
+
 def notes(results: Results) -> list[str]:
     """What a reader must know to read the tables."""
     counts = Counter(r["outcome"] for r in results.values())
@@ -127,6 +151,7 @@ def notes(results: Results) -> list[str]:
         f"{cases} cases; laws: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
         + (f"; at most {compiles} kernels compiled in one process" if compiles else "")
     ]  # fmt: skip
+    lines += not_applicable(results)
     if any(r.get("stranger") for r in results.values()):
         lines.append(
             "* promises no arithmetic: held to the worst case of an honest float32 kernel only"
