@@ -26,7 +26,7 @@ def examine() -> int:
     table.add_row("python", f"{found['python']} on {found['platform']}, {found['cores']} cores")
     for package, version in found["packages"].items():
         table.add_row(package, version or "[red]missing[/red]")
-        status |= version is None and package not in ("tightrope",)
+        status |= version is None
     table.add_row(
         "device",
         f"{device.name}"

@@ -8,8 +8,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from tightrope import __version__
+
 PACKAGES = (
-    "tightrope", "torch", "triton", "numpy", "scipy", "hypothesis", "pytest", "pytest-xdist",
+    "torch", "triton", "numpy", "scipy", "hypothesis", "pytest", "pytest-xdist",
     "pytest-timeout", "mpmath", "python-flint", "ml_dtypes", "rich",
 )  # fmt: skip
 
@@ -27,7 +29,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "packages": {p: installed(p) for p in PACKAGES},
+        "packages": {"tightrope": __version__, **{p: installed(p) for p in PACKAGES}},
     }
     if "torch" in sys.modules:
         import torch
