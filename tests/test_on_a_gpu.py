@@ -113,7 +113,7 @@ def test_an_illegal_access_is_told_with_its_case_and_the_worker_is_replaced(tmp_
         "tightrope",
         "run",
         "--impl=wild_adapter",
-        "--workers=2",
+        "--workers=1",
         "--require-gpu",
     ]
     words = ["--examples=60", "-k", "matches_oracle or halving"]
@@ -129,4 +129,4 @@ def test_an_illegal_access_is_told_with_its_case_and_the_worker_is_replaced(tmp_
     assert done.returncode == 1, done.stdout[-2000:]
     assert STICKY.search(done.stdout), done.stdout[-4000:]
     assert re.search(r"case = \{'tokens': ([3-9]|\d\d)", done.stdout)
-    assert "replacing crashed worker" in done.stdout
+    assert done.stdout.count("crashed while running") == 2  # the second law had a fresh worker
