@@ -7,42 +7,14 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from rope_draws import DTYPES, STRANGER, drawn, limits
 
-from tightrope import Arithmetic
 from tightrope.contract import contract
 from tightrope.formats import FORMATS
 from tightrope.oracles.rope import CONTRACT, RopeCase
 from tightrope.oracles.rope_builds import BUILDS, FIELDS, builds, legal
 from tightrope.oracles.rope_cases import LARGE, RELATIONS
-
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-STRANGER = Arithmetic().over(CONTRACT.stages)
-QUICK = settings(
-    max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-def limits(where=(), **given):
-    return CONTRACT.limits({"size": ("small",), **given}, where)
-
-
-def drawn(count, where=(), **given_limits):
-    """`count` cases as a law would draw them."""
-    found = []
-
-    @settings(QUICK, max_examples=count, phases=[Phase.generate])
-    @given(CONTRACT.cases(limits(where, **given_limits)))
-    def collect(case):
-        found.append(case)
-
-    collect()
-    return found
 
 
 def test_a_case_is_its_json_and_its_repr():

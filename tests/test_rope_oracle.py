@@ -7,40 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import scipy.linalg
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
+from rope_draws import DTYPES, QUICK, STRANGER, drawn, limits
 
-from tightrope import Arithmetic
 from tightrope.formats import widen
 from tightrope.oracles import rope_exact, rope_mpmath
 from tightrope.oracles.rope import CONTRACT, RopeCase, rotate
-
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-STRANGER = Arithmetic().over(CONTRACT.stages)
-QUICK = settings(
-    max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-def limits(where=(), **given):
-    return CONTRACT.limits({"size": ("small",), **given}, where)
-
-
-def drawn(count, where=(), **given_limits):
-    """`count` cases as a law would draw them."""
-    found = []
-
-    @settings(QUICK, max_examples=count, phases=[Phase.generate])
-    @given(CONTRACT.cases(limits(where, **given_limits)))
-    def collect(case):
-        found.append(case)
-
-    collect()
-    return found
-
 
 FEW = {"head_dim": (6, 8, 16), "tokens": (1, 2, 3), "num_heads": (1, 2), "table_rows": (64,)}
 
