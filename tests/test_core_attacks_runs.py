@@ -95,7 +95,11 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path):
     adapter(tmp_path, extra="import time; time.sleep(0.05)")
     command = [sys.executable, "-m", "tightrope", "run", "--impl=acme_adapter", "--workers=0",
                "--examples=40", "--report=report.json"]  # fmt: skip
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    # a job in the background ignores SIGINT, and so would the child that inherits it
+    listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL, **listening
+    )
     until = time.time() + 60
     while time.time() < until and not list(tmp_path.glob(".tightrope/running-*")):
         time.sleep(0.1)
