@@ -129,7 +129,7 @@ def check_rope(
     inplace: bool = False,
     out_dtype: Any = None,
 ) -> None:
-    """Refuse what the contract `rope` excludes, from metadata alone (see DESIGN 3 for shapes).
+    """Refuse what the contract `rope` excludes, from metadata alone.
 
     Raises: TypeError (types, dtypes), ValueError (shapes, devices, strides, option pairs).
     """
