@@ -180,7 +180,7 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
         "-rN",
     ]
     profile = getattr(options, "profile", "dev")
-    count = workers.workers(profile) if options.workers is None else options.workers
+    count = workers.workers() if options.workers is None else options.workers
     if count > 0:
         command += ["-n", str(count)]
     seconds = patience(profile, getattr(options, "examples", None))

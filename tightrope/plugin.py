@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _choose_gpu() -> None:
     """Spread xdist workers over the visible GPUs, before anything starts CUDA."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker.startswith("gw") or "TIGHTROPE_GPU_CHOSEN" in os.environ:
+    if not worker.startswith("gw"):
         return
     from tightrope.workers import visible_gpus
 

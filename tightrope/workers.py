@@ -14,7 +14,7 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
-def workers(profile: str) -> int:
+def workers() -> int:
     """Worker processes for a run: host work (oracles, interpreter, compilation) dominates."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
