@@ -46,7 +46,7 @@ def _edge(out: float, value: Fraction, fmt: Format) -> Fraction:
 
 
 def decimal(value: Fraction, digits: int = 25) -> str:
-    """A rational as a decimal string of `digits` significant digits (truncated)."""
+    """A rational as a decimal string of `digits` significant digits."""
     import mpmath
 
     with mpmath.workdps(digits + 10):
