@@ -75,8 +75,11 @@ def toward_zero(x, unit):
     return (-1 if x < 0 else 1) * (abs(x) // unit) * unit
 
 
-def hopper_element(row, column, c, group, bits):
-    """One output of the tensor-core model, in rationals (exponents add, unnormalised)."""
+def hopper_element(row, column, c, group, bits, lowest=-126, kept=23):
+    """One output of the tensor-core model, in rationals (exponents add, unnormalised).
+
+    lowest: the exponent of the operands' smallest normal number, which subnormal ones have too.
+    """
     total = Fraction(c)
     for k in range(0, len(row), group):
         pairs = [
@@ -84,15 +87,12 @@ def hopper_element(row, column, c, group, bits):
             for x, y in zip(row[k : k + group], column[k : k + group], strict=True)
         ]
         pairs = [(x, y) for x, y in pairs if x and y]
-        largest = [exponent(x) + exponent(y) for x, y in pairs] + (
-            [exponent(total)] if total else []
-        )
-        if not largest:
-            continue
+        largest = [max(exponent(x), lowest) + max(exponent(y), lowest) for x, y in pairs]
+        largest += [max(exponent(total), -126)] if total else [-133]
         unit = Fraction(2) ** (max(largest) - bits)
         total = sum((toward_zero(x * y, unit) for x, y in pairs), toward_zero(total, unit))
         if total:
-            total = toward_zero(total, Fraction(2) ** max(exponent(total) - 23, -149))
+            total = toward_zero(total, Fraction(2) ** (max(exponent(total), -126) - kept))
     return float(total)
 
 
@@ -121,8 +121,9 @@ def test_hopper_model_equals_rational_arithmetic(dtype, scale):
     with install(dot="hopper"):
         out = run(a, b, c)
     x, y, z = doubles(a, b, c)
+    lowest = -14 if dtype == torch.float16 else -126
     for i, j in some_elements():
-        assert out[i, j] == hopper_element(x[i], y[:, j], z[i, j], 16, 25), (i, j)
+        assert out[i, j] == hopper_element(x[i], y[:, j], z[i, j], 16, 25, lowest), (i, j)
 
 
 def test_hopper_model_truncates_where_rounding_would_not():
@@ -215,13 +216,18 @@ def test_integer_and_float64_operands():
         assert torch.equal(run(x, y, z), x @ y + z)
 
 
-def test_fp8_operands():
-    a, b, c = operands(torch.float8_e4m3fn, k=32, spread=0.5)
+@pytest.mark.parametrize(("m", "model"), [(64, (32, 13, -6, 13)), (16, (16, 25, -14, 23))])
+def test_fp8_operands(m, model):
+    """An instruction of their own takes 64 rows; with fewer they go as fp16, by pairs."""
+    a, b, c = operands(torch.float8_e4m3fn, m=m, k=64, spread=0.5)
     with install(dot="hopper"):
         out = run(a, b, c)
     x, y, z = doubles(a.float(), b.float(), c)
+    if m < 64:
+        order = sorted(range(64), key=lambda k: (k // 32, k // 2 % 2))
+        x, y = x[:, order], y[order]
     for i, j in some_elements():
-        assert out[i, j] == hopper_element(x[i], y[:, j], z[i, j], 32, 13)
+        assert out[i, j] == hopper_element(x[i], y[:, j], z[i, j], *model)
 
 
 @triton.jit

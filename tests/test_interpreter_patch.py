@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from triton.language.extra import libdevice
 
 from tightrope.interpreter import NOT_FAITHFUL, TESTED_TRITON, install
 from tightrope.interpreter.patch import suspended
+from tightrope.interpreter.state import STATE
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +131,34 @@ def test_a_changed_bf16_storage_is_refused(monkeypatch):
     monkeypatch.setattr(ip, "_get_np_dtype", lambda tt_dtype: None)
     with pytest.raises(RuntimeError, match="no longer stored as uint16"):
         install()
+
+
+@triton.jit
+def doubling_kernel(X, Y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(Y + i, tl.load(X + i) * 2)
+
+
+def test_overflow_is_checked_only_for_debugging(monkeypatch):
+    x = torch.full((16,), 2**30, dtype=torch.int32)
+    with install():
+        doubling_kernel[(1,)](x, torch.empty_like(x), 16)
+        options = replace(ip.interpreter_builder.options, debug=True)
+        monkeypatch.setattr(ip.interpreter_builder, "options", options)
+        with pytest.raises(Exception, match="int32 overflow detected"):
+            doubling_kernel[(1,)](x, torch.empty_like(x), 16)
+
+
+def test_types_are_built_once_a_launch():
+    built = []
+    with install():
+        stock = STATE.original[tl.block_type, "__init__"]
+        STATE.original[tl.block_type, "__init__"] = lambda *args: built.append(args) or stock(*args)
+        for _ in range(2):
+            doubling_kernel[(4,)](torch.zeros(16), torch.zeros(16), 16)
+            assert STATE.types is None
+    kinds = [str(kind) for _, kind, _ in built]
+    assert kinds.count("int32") == kinds.count("fp32") == 2
 
 
 def test_unknown_dot_model():

@@ -27,14 +27,24 @@ TESTED_TRITON = ("3.6", "3.7", "3.9")
 NOT_FAITHFUL: tuple[str, ...] = (
     "approximate functions (exp, exp2, sqrt, rsqrt, float32 /) and libdevice (log, sin, cos):"
     " the rounded float64 value stands in for a result a few ulps off; the product inside tl.exp"
-    " and the flushes of exp2, sqrt and rsqrt are modelled",
-    "sums and scans along an axis: the order depends on the layout; here by halves and by doubling",
+    " and the flushes of exp2, sqrt and rsqrt are modelled. Worst on an H200, in ulps: exp2 2.06,"
+    " log2 0.92, log 0.87, sqrt 0.94, rsqrt 1.51, float32 / 2.10, libdevice tanh 1.82"
+    " (which makes 0 of a subnormal number there)",
+    "sums and scans along an axis: the order depends on the layout; here by halves and by doubling."
+    " An H200 adds the columns of a thread one by one, then lanes and warps by halves. After a load"
+    " of float32 a thread has up to 4 neighbours of every 4 * lanes * warps columns (those that"
+    " share a row); after a dot 2 of every 8, or with 16 rows 2 of every 8 * min(warps, columns/8)",
     "contraction of a*b+c: which product is fused when both could be and one has other uses; a"
     " product made before a loop or a branch is fused here, one that passes through a reshape or a"
     " transposition is not; nothing is fused inside a reduction",
-    "tensor cores: fp16 and bf16 with float32 accumulation follow the published Hopper model; tf32,"
-    " fp8, fp16 accumulators, float64 sums, overflow and max_num_imprecise_acc are not verified;"
-    " dot_scaled is Triton's own, which fails before 3.9",
+    "tensor cores: dots of one matrix equal an H200's bit for bit (see `interpreter.dots`). Not"
+    " verified: k above 32 for fp8 with fewer than 64 rows, fp8 with float16 accumulators, the fnuz"
+    " types, batched dots, max_num_imprecise_acc. The rows alone decide here whether fp8 takes its"
+    " own instruction (64 or more); on a GPU, 4 warps are needed too. Operands that a kernel widens"
+    " (8 bits to 16, 16 to tf32) before a dot of fewer than 64 rows are summed in order here; an"
+    " instruction takes other places (`interpreter.dots.by_lanes`). dot_scaled is Triton's own,"
+    " which fails before 3.9",
+    "tf32x3 with a product as accumulator: contraction fuses the two on a GPU",
     "float64 %: the exact remainder here",
     "arg-reductions over NaN, and signed zeros in tl.max and tl.min along an axis",
     "NaN payloads and signs (a GPU returns 0x7fffffff)",

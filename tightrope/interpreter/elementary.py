@@ -3,7 +3,8 @@
 Each is evaluated in float64 and rounded once, the same on every host; NumPy's own float32 versions
 differ between CPUs. What the PTX for sm_90 prescribes beyond the approximation itself is modelled:
 tl.exp is a rounded product with log2(e) and ex2.approx; ex2, sqrt and rsqrt of tl.exp2, tl.sqrt and
-tl.rsqrt are the .ftz forms, which flush subnormals (read from Triton 3.7's output).
+tl.rsqrt are the .ftz forms, which flush subnormals (read from Triton 3.7's output; seen for every
+subnormal result of exp2, and argument of sqrt and rsqrt, on an H200).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as ip
+from triton.language.semantic import TritonSemantic
 from triton.runtime.autotuner import Autotuner
 
 from tightrope.interpreter import (
@@ -17,6 +18,7 @@ from tightrope.interpreter import (
     libdevice,
     memory,
     reductions,
+    shortcuts,
     types,
 )
 from tightrope.interpreter.state import STATE, launching
@@ -63,6 +65,16 @@ def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
     return [0.0, 0.0, 0.0]
 
 
+def _shortcuts() -> Iterator[Replacement]:
+    made, semantic = shortcuts.block_type_init, TritonSemantic
+    check, broadcast = shortcuts.sanitize_overflow, shortcuts.broadcast_impl_value
+    yield Replacement(tl.block_type, "__init__", made, "self element_ty shape")
+    yield Replacement(tl.tensor, "__init__", shortcuts.tensor_init, "self handle type")
+    overflow = "binary_op_sanitize_overflow_impl"
+    yield Replacement(semantic, overflow, check, "self lhs rhs binary_op", optional=True)
+    yield Replacement(semantic, "broadcast_impl_value", broadcast, "self lhs rhs")
+
+
 def replacements() -> Iterator[Replacement]:
     """Everything that install replaces."""
     yield Replacement(ip, "_get_np_dtype", types.stored_dtype, "tt_dtype")
@@ -77,6 +89,7 @@ def replacements() -> Iterator[Replacement]:
     yield Replacement(ip.ReduceOps, "min_max", reductions.min_max, extremum)
     yield Replacement(ip.ScanOps, "cumsum", reductions.scan_sum, "self input")
     yield Replacement(Autotuner, "_bench", _bench)
+    yield from _shortcuts()
     for name, parameters in _BUILDER_PARAMETERS.items():
         home = next(m for m in (memory, arithmetic, elementary) if hasattr(m, name))
         yield Replacement(BUILDER, name, getattr(home, name), parameters)

@@ -25,6 +25,8 @@ FP8 = frozenset(
     )
 )
 
+_SUBNORMAL32 = np.uint64((1023 - 126 << 53) - 1)  # twice the pattern of 2^-126, less one
+
 
 def round_to_odd(y: Array, error: Array) -> Array:
     """Turn y = RN(exact), float32 or float64, into the round-to-odd of exact.
@@ -99,12 +101,26 @@ def to_integer(x: Array, dtype: np.dtype) -> Array:
     return np.where(missing, wide.type(nan), y).astype(dtype)
 
 
+def double_rounding(s: Array) -> bool:
+    """Whether rounding one of these float64 sums to float32 might not be the sum's one rounding.
+
+    It might where s lies on a tie between two float32, or the result is subnormal (finer ties).
+    """
+    bits = s.view(np.uint64)
+    below = (bits << np.uint64(1)) - np.uint64(1)  # zeros wrap to the largest
+    return bool(
+        ((bits & np.uint64(0x1FFFFFFF)) == 0x10000000).any() or (below < _SUBNORMAL32).any()
+    )
+
+
 def fma(x: Array, y: Array, z: Array, dtype: np.dtype) -> Array:
     """x*y + z, operands of the float type `dtype` or exact in it, rounded once to it."""
     if dtype == np.float64:
         return fma64(x, y, z)
     # A product of two float32 is exact in float64; the sum is made odd, then rounded.
     product = x.astype(np.float64) * y.astype(np.float64)
+    if dtype == np.float32 and not double_rounding(s := product + z):
+        return s.astype(dtype)
     product, addend = np.broadcast_arrays(product, z.astype(np.float64))
     return round_to(round_to_odd(*two_sum(product, addend)), dtype)
 

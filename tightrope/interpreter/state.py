@@ -29,6 +29,7 @@ class State:
     original: dict[tuple[Any, str], Callable[..., Any]] = field(default_factory=dict)
     fuse: bool = False
     prepared: set[tuple[int, ...]] | None = None
+    types: dict[Any, Any] | None = None
 
 
 STATE = State()
@@ -49,9 +50,9 @@ def contraction(requested: bool | None) -> bool:
 def launching(requested: bool | None) -> Iterator[None]:
     """The state of one launch; restored afterwards."""
     with _TURN:
-        before = STATE.fuse, STATE.prepared
-        STATE.fuse, STATE.prepared = contraction(requested), set()
+        before = STATE.fuse, STATE.prepared, STATE.types
+        STATE.fuse, STATE.prepared, STATE.types = contraction(requested), set(), {}
         try:
             yield
         finally:
-            STATE.fuse, STATE.prepared = before
+            STATE.fuse, STATE.prepared, STATE.types = before
