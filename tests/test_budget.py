@@ -7,8 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tightrope.budget import Budget, Replay, Violation, judge
+from tightrope.budget import Budget, Replay, Violation
 from tightrope.formats import FORMATS, stored
+from tightrope.verdict import judge
 
 
 def budget(x, e, dtype="bfloat16", **more):

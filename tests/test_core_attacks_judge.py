@@ -7,8 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tightrope.budget import Budget, Replay, judge
+from tightrope.budget import Budget, Replay
 from tightrope.formats import FORMATS, stored, widen
+from tightrope.verdict import judge
 
 
 def budget(x, e, dtype="float16", **more):

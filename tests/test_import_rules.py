@@ -81,6 +81,8 @@ def _forbidden_in_oracle(stem: str, module: str, parts: list[str]) -> str | None
         return f"{parts[0]} belongs to another layer"
     if parts[:2] != ["tightrope", "oracles"] or len(parts) < 3:
         return None
+    if layer and parts[2].endswith(layer):
+        return None  # operations may share maths within one layer
     if layer:
         return "a layer shares nothing with other oracles (TYPE_CHECKING excepted)"
     if parts[2].endswith("_mpmath"):

@@ -10,13 +10,14 @@ import pytest
 import torch
 from test_plugin import ADAPTER, adapter, run, tightrope
 
-from tightrope.budget import Budget, judge
+from tightrope.budget import Budget
 from tightrope.device import prepare
 from tightrope.device import run as launch
 from tightrope.implementation import Implementation, resolve
 from tightrope.oracles.rope import CONTRACT, RopeCase
 from tightrope.subjects import load, under_test
 from tightrope.tables import not_applicable
+from tightrope.verdict import judge
 
 LIMITS = {"dtype": ("float32",), "interleaved": (False,), "inplace": (False,)}
 

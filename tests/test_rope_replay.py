@@ -9,9 +9,9 @@ import pytest
 from simulated_rope import arithmetic, formats, kernel, nearest, split
 
 from tightrope import Arithmetic
-from tightrope.budget import judge
 from tightrope.formats import FORMATS, stored, widen
 from tightrope.oracles.rope import CONTRACT, RopeCase
+from tightrope.verdict import judge
 
 FLOAT64 = FORMATS["float64"]
 

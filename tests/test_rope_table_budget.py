@@ -22,10 +22,10 @@ from rope_table_kernels import (
 )
 
 from tightrope.arithmetic import Arithmetic
-from tightrope.budget import judge
 from tightrope.formats import Array
 from tightrope.oracles.rope_table import CONTRACT, RopeTableCase
 from tightrope.oracles.rope_table_exact import inv_freq
+from tightrope.verdict import judge
 
 SEEDS = range(40)
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from rope_table_kernels import budgets, float32_kernel, grant
 
-from tightrope.budget import judge
 from tightrope.diagnosis import diagnose
 from tightrope.formats import FORMATS
 from tightrope.oracles import rope_table_exact, rope_table_mpmath
@@ -24,6 +23,7 @@ from tightrope.oracles.rope_table import (
     RopeTableCase,
     oracle_error,
 )
+from tightrope.verdict import judge
 
 QUIET = settings(
     max_examples=300, derandomize=True, database=None, deadline=None,

@@ -11,7 +11,7 @@ compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ POISON = 0x7FFA  # a NaN in every format
 BAND = 256  # bytes
 ROOM = 1 << 16  # bytes for outputs in the smallest arena
 LINE = 64  # bytes; inputs and outputs start at a multiple of it, plus their offset
+VIEW = "view of "  # a layout "view of k": the leading part of an earlier input, in its memory
 
 
 class MemoryFault(Violation):
@@ -59,14 +60,23 @@ class Allocation:
 
 
 class Arena:
-    """The memory of one call."""
+    """The memory of one call.
+
+    arrays: the inputs. layouts: name -> a layout (tightrope.layouts), or "view of NAME": the
+    leading elements of that input, whose values it must hold and whose dtype it has.
+    """
 
     def __init__(
         self, arrays: Mapping[str, Array], layouts: Mapping[str, str], device: str
     ) -> None:
         self.sections: dict[str, Section] = {}
         cursor = BAND
+        self.views = {n: l[len(VIEW) :] for n, l in layouts.items() if l.startswith(VIEW)}
         for name, array in arrays.items():
+            if name in self.views:
+                whole = self.sections[self.views[name]]
+                self.sections[name] = replace(whole, name=name, shape=array.shape)
+                continue
             placement = place(layouts.get(name, "contiguous"), array.shape)
             start = _aligned(cursor) + placement.offset * array.dtype.itemsize
             self.sections[name] = Section(name, start, array.dtype, array.shape, placement)
@@ -82,6 +92,8 @@ class Arena:
         room = max(ROOM, 2 * self.inputs_end)
         block = np.full((self.inputs_end + _aligned(room)) // 2, GUARD, np.uint16)
         for name, array in arrays.items():
+            if name in self.views:
+                continue
             section = self.sections[name]
             size = array.dtype.itemsize
             first = section.start - section.placement.offset * size

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tightrope import ledger
-from tightrope.budget import Budget, Violation
+from tightrope.budget import Budget, Replay, Violation
 from tightrope.device import current
 from tightrope.formats import Array, widen
 
@@ -20,10 +20,26 @@ def budgets(impl: Any, case: Any, inputs: Mapping[str, Array]) -> dict[str, Budg
 
 
 def reach(budget: Budget) -> Array:
-    """A bound on |out - exact|, the last rounding included; inf where out may overflow."""
+    """A bound on |out - exact|, the last rounding included; inf where out may overflow.
+
+    0 where the exact value is -inf: nothing else is right.
+    """
     largest = np.abs(budget.expected) + budget.bound + budget.oracle
     far = budget.bound + budget.oracle + budget.format.half_ulp(largest)
-    return np.where(largest >= budget.format.largest, np.inf, far)
+    far = np.where(largest >= budget.format.largest, np.inf, far)
+    return np.where(np.isneginf(budget.expected), 0.0, far)
+
+
+def part(budget: Budget, index: Any) -> Budget:
+    """The budget of some elements; `index` is a NumPy index that keeps them in an array."""
+    shape = budget.expected.shape
+
+    def cut(term: Any) -> Array:
+        return np.broadcast_to(np.asarray(term, np.float64), shape)[index]
+
+    replay = budget.replay and Replay(cut(budget.replay.centre), cut(budget.replay.radius))
+    terms = {name: cut(term) for name, term in budget.terms.items()}
+    return Budget(budget.expected[index], terms, budget.dtype, cut(budget.oracle), replay)
 
 
 def prescribed(budget: Budget) -> bool:
@@ -82,4 +98,5 @@ def same_value(name: str, a: Array, b: Array, budget: Budget, story: str) -> Non
     if prescribed(budget):
         same_bits(name, a, b, story)
     else:
-        within(name, widen(a) - widen(b), 2 * reach(budget), story)
+        difference = np.where(a == b, 0.0, widen(a) - widen(b))
+        within(name, difference, 2 * reach(budget), story)

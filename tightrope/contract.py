@@ -34,9 +34,11 @@ class Contract:
     domain: the fields that limits may narrow, with their values. relations: names for `where=`.
     stages: the arithmetic granted to an unknown kernel. outputs: names, in the order returned.
     cases(limits): a Hypothesis strategy of cases. inputs(case): tensor arguments in call order, as
-    NumPy arrays in their own dtypes. options(case): keyword arguments (dtypes as names).
+    NumPy arrays in their own dtypes; those named in `keywords` go by keyword, and are absent when
+    off. options(case): further keyword arguments (dtypes as names).
     layouts(case): argument -> layout name (tightrope.layouts). in_place(case): output -> argument.
-    oracle(case, inputs): output -> float64. exact(case, inputs, output, flat indices): rationals.
+    oracle(case, inputs): output -> float64. exact(case, inputs, output, flat indices): rationals,
+    None for a result that is -inf.
     budget(case, inputs, arithmetic): output -> Budget.
     nulls(case, inputs): name -> outputs of a model that does nothing useful; a case whose budget
     would accept one of them is uninformative. alternatives(case, inputs): (sentence, outputs)
@@ -53,8 +55,9 @@ class Contract:
     cases: Callable[[Limits], Any]
     inputs: Callable[[Any], dict[str, Array]]
     oracle: Callable[[Any, Arrays], dict[str, Array]]
-    exact: Callable[[Any, Arrays, str, Sequence[int]], Sequence[Fraction]]
+    exact: Callable[[Any, Arrays, str, Sequence[int]], Sequence[Fraction | None]]
     budget: Callable[[Any, Arrays, Arithmetic], dict[str, Budget]]
+    keywords: tuple[str, ...] = ()
     relations: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[Any], dict[str, Any]] = _nothing
     layouts: Callable[[Any], Mapping[str, str]] = _nothing

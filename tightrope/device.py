@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ import numpy as np
 from tightrope import blackbox, compiles
 from tightrope.arena import Arena, MemoryFault, where_unwritten
 from tightrope.arithmetic import Device
-from tightrope.budget import Violation, element
+from tightrope.budget import Violation
 from tightrope.formats import FORMATS, Array
+from tightrope.verdict import element
 from tightrope.watcher import watcher
 
 if TYPE_CHECKING:
@@ -80,13 +81,18 @@ def _accepted(fn: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters)
 
 
+def _off(value: Any) -> bool:
+    """Whether an option asks for nothing: None, False, an offset of 0, no window on either side."""
+    return value is None or value == 0 or value == (None, None)
+
+
 def _keywords(fn: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the function wants them: torch dtypes; off-switches only if it has them."""
     import torch
 
     known, out = _accepted(fn), {}
     for name, value in options.items():
-        if known is not None and name not in known and (value is None or value is False):
+        if known is not None and name not in known and _off(value):
             continue
         out[name] = (
             getattr(torch, value) if name.endswith("dtype") and isinstance(value, str) else value
@@ -124,7 +130,9 @@ def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
     spec, in_place = impl.contract, impl.contract.in_place(case)
     arena.upload()
     arguments = {name: arena.argument(name) for name in arena.sections}
-    returned = _call(impl, arena, arguments, _keywords(impl.fn, spec.options(case)))
+    named = {name: arguments[name] for name in spec.keywords if name in arguments}
+    plain = [tensor for name, tensor in arguments.items() if name not in named]
+    returned = _call(impl, arena, plain, {**_keywords(impl.fn, spec.options(case)), **named})
     tensors = _named(impl, returned, arena.device)
     blocks = arena.download()
     outputs = {
@@ -135,11 +143,11 @@ def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
 
 
 def _call(
-    impl: Implementation, arena: Arena, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    impl: Implementation, arena: Arena, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     try:
         with watcher()(arena):
-            return impl.fn(*arguments.values(), **options)
+            return impl.fn(*arguments, **options)
     except BaseException as error:
         if type(error).__name__ in ("SkipTest", "Skipped", "UnsatisfiedAssumption"):
             raise Violation(

@@ -158,7 +158,8 @@ def _check_call(spec: Contract, fn: Callable[..., Any]) -> None:
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
     taken = [k for k in spec.options(case) if any_keyword or k in signature.parameters]
     try:
-        signature.bind(*spec.inputs(case), **dict.fromkeys(taken))
+        plain = [name for name in spec.inputs(case) if name not in spec.keywords]
+        signature.bind(*plain, **dict.fromkeys(taken))
     except TypeError as error:
         raise ValueError(
             f"{fn.__name__}{signature} cannot be called as {spec.signature}: {error}"

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tightrope import blackbox, ledger
-from tightrope.budget import Violation, judge
+from tightrope.budget import Violation
 from tightrope.frozen import freeze
 from tightrope.profiles import PROFILES
+from tightrope.verdict import judge
 
 chosen: dict[str, Any] = {
     **PROFILES["dev"],
@@ -33,13 +34,14 @@ def choose(profile: str, examples: int | None = None, shrink: bool = True) -> No
 
 @dataclass(frozen=True)
 class Law:
-    """A law's terms: contracts it holds for, limits it narrows them to, what it draws."""
+    """A law's terms: contracts it holds for, limits it narrows them to, outputs it needs, draws."""
 
     name: str
     contracts: tuple[str, ...]
     limits: Mapping[str, Collection[Any]]
     where: tuple[str, ...]
     needs: Mapping[str, Collection[Any]]
+    returns: tuple[str, ...]
     drawn: Mapping[str, Any]
     body: Callable[..., None]
 
@@ -85,14 +87,16 @@ def strategy(impl: Any) -> Any:
 
 def holds_for(
     *contracts: str, limits: Mapping[str, Collection[Any]] | None = None,
-    where: Collection[str] = (), needs: Mapping[str, Collection[Any]] | None = None, **drawn: Any,
+    where: Collection[str] = (), needs: Mapping[str, Collection[Any]] | None = None,
+    returns: Collection[str] = (), **drawn: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
     """Turn `law(impl, case, **drawn)` into a test of every implementation of the contracts.
 
     No contract means all of them. limits and where narrow the cases; an implementation that has
     none of these cases is shown as not applicable. So is one that does not allow all of `needs`:
     field -> values that the law calls it with beside the case's own (a field that the contract
-    lacks needs nothing). drawn: label -> strategy, or case -> strategy.
+    lacks needs nothing), or that does not return all outputs named in `returns`. drawn: label ->
+    strategy, or case -> strategy.
     """
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
@@ -109,7 +113,8 @@ def holds_for(
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         terms = Law(
-            body.__name__, contracts, limits or {}, tuple(where), needs or {}, drawn, body
+            body.__name__, contracts, limits or {}, tuple(where), needs or {}, tuple(returns),
+            drawn, body,
         )  # fmt: skip
 
         def test(impl: Any, data: Any) -> None:

@@ -38,9 +38,13 @@ def _contiguous(shape: Shape) -> tuple[int, ...]:
 
 
 def _transposed(shape: Shape) -> tuple[int, ...]:
-    """The first two axes change places in storage: (tokens, heads) kept heads first."""
-    order = (1, 0, *range(2, len(shape))) if len(shape) > 1 else tuple(range(len(shape)))
-    return _dense(shape, order)
+    """The two axes before the features change places: (tokens, heads, features) kept heads first,
+    (batch, heads, length, features) kept length first; a table keeps its columns first.
+    """
+    order = list(range(len(shape)))
+    first = max(len(shape) - 3, 0)
+    order[first : first + 2] = reversed(order[first : first + 2])
+    return _dense(shape, tuple(order))
 
 
 def _sliced(shape: Shape) -> tuple[int, ...]:

@@ -111,7 +111,7 @@ def weigh(budgets: Mapping[str, Any], nulls: Mapping[str, Mapping[str, Array]]) 
         ledger.empty += 1
         return True
     fooled = any(
-        all(budgets[name].accepts(array) for name, array in outputs.items())
+        all(budget.accepts(outputs[name]) for name, budget in budgets.items())
         for outputs in nulls.values()
     )
     if fooled:

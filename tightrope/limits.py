@@ -44,7 +44,8 @@ class Limits:
     def bounds(self, name: str) -> tuple[int, int]:
         """Smallest and largest allowed integer of a field."""
         values = self.given.get(name, self.domain[name])
-        return min(values), max(values)
+        ends = (values[0], values[-1]) if isinstance(values, range) else values
+        return min(ends), max(ends)
 
     def pick(self, name: str, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
         """Those of `wanted` that are allowed; if none is, what is allowed (a range: its ends)."""

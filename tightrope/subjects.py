@@ -166,6 +166,7 @@ def subjects(
             if dtypes and dtype not in dtypes:
                 continue
             narrowed = impl.narrow({**limits, "dtype": (dtype,)}, law.where)
-            if not impl.allowed().all_of(law.needs) or (narrowed and not possible(narrowed)):
+            able = impl.allowed().all_of(law.needs) and set(law.returns) <= set(impl.outputs)
+            if not able or (narrowed and not possible(narrowed)):
                 narrowed = None
             yield f"{impl.contract_name}-{impl.name}-{dtype}", narrowed
