@@ -1,211 +1,122 @@
-"""`tightrope bench rope`: the bundled rotation against its peers and a plain copy, on a GPU.
+"""`tightrope bench OPERATION`: speed against peers, all in one run, on a GPU.
 
-Prefill: bandwidth, bytes of q and k read plus written over time, as a share of a device-to-device
-copy of as many bytes; what else a rotation reads is stated, not counted. Buffers take turns and
-exceed the L2 cache. Decode: few tokens, so wall time a call, host and device together.
-Implementations take turns too, so that a drift hits all alike.
+What is common to all operations: the command, tables and the JSON. What is measured, and how, is
+said in `tightrope.bench_<operation>`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tightrope.blackbox import write_atomically
-from tightrope.environment import environment, installed
+from tightrope.environment import environment
 from tightrope.launch import interpreted
-from tightrope.timing import BATCH, BUFFERS, REPEATS, Call, decode, on_device, prefill
 
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-PREFILL, DECODE = 16_384, 64
+OPERATIONS = ("rope", "attention")
+Row = Mapping[str, Any]
+Rows = dict[str, dict[str, Any]]
 
 
-def bench_rope(json_file: str | None = None, sweep: bool = False) -> int:
-    """Measure, print tables, write JSON; sweep: many tiles too. RuntimeError without a GPU."""
+def bench(
+    operation: str, json_file: str | None = None, sweep: bool = False, only: str | None = None
+) -> int:
+    """Measure, print tables, write JSON. sweep: many tiles too. only: shapes that start with it.
+
+    Raises RuntimeError without a GPU or under Triton's interpreter, ValueError for `only` where
+    there are no such shapes.
+    """
     import torch
 
     if not torch.cuda.is_available():
         raise RuntimeError("no CUDA device is visible; speed is measured on GPUs")
     if interpreted(import_module("tightrope.impls.rope").rope_kernel):
         raise RuntimeError("TRITON_INTERPRET is set; speed is measured on compiled kernels")
-    moved = bytes_moved(PREFILL)
+    module = import_module(f"tightrope.bench_{operation}")
     with torch.no_grad():
-        found: dict[str, Any] = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "environment": environment(),
-            "peers": {p: installed(p) for p in ("liger-kernel", "transformers")},
-            "shape": {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
-            "tokens": {"prefill": PREFILL, "decode": DECODE},
-            "dtype": "bfloat16",
-            "bytes": {"prefill": moved, "decode": bytes_moved(DECODE)},
-            "method": {"buffers": BUFFERS, "calls a time": BATCH, "repeats": REPEATS},
-            "prefill": prefill(contenders(PREFILL), moved["q and k"]),
-            "decode": decode(contenders(DECODE)),
-        }
-        if sweep:
-            found["sweep"] = prefill(tiles(PREFILL), moved["q and k"])
-            found["sweep_decode"] = on_device(tiles(DECODE))
-    found["ratios"] = verdict(found)
-    show(found)
+        measured: dict[str, Any] = module.measure(sweep, only)
+    found = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        **measured,
+    }
+    module.show(found)
     if json_file:
         write_atomically(Path(json_file), json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def bytes_moved(tokens: int) -> dict[str, int]:
-    """What one call must move.
-
-    Bandwidth is that of q and k, read and written, for every contender. Rows of cos and sin, one a
-    token and read once if caches hold them, and int64 positions come on top.
-    """
-    row = 2 * (HEAD_DIM // 2)  # elements of cos and sin
-    return {
-        "q and k": 2 * tokens * (HEADS + KV_HEADS) * HEAD_DIM * 2,
-        "rows of a float32 table": tokens * row * 4,
-        "rows of a bfloat16 table": tokens * row * 2,
-        "positions": tokens * 8,
-    }
+def first_times(row: Row) -> Row | None:
+    """The first spread (low, median, high) in a row; None if it holds none."""
+    return next((v for v in row.values() if isinstance(v, dict) and "median" in v), None)
 
 
-def _buffers(tokens: int) -> dict[str, Any]:
-    """q, k (BUFFERS of each), a float32 table, and its rows one a token, as models hand them on."""
-    import torch
-
-    def normal(heads: int) -> list[torch.Tensor]:
-        shape = (tokens, heads, HEAD_DIM)
-        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(BUFFERS)]
-
-    positions = torch.arange(tokens, device="cuda")
-    frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, device="cuda") / HEAD_DIM)
-    angles = positions[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    rows = [t.repeat(1, 2).unsqueeze(0) for t in (cos, sin)]
-    return {
-        "q": normal(HEADS), "k": normal(KV_HEADS), "table": (cos, sin, positions),
-        "rows": rows, "rows16": [r.bfloat16() for r in rows],
-    }  # fmt: skip
+def median(rows: Rows, name: str) -> float:
+    """Of the first times of a row; infinite for a row without any."""
+    times = first_times(rows[name])
+    return float(times["median"]) if times else float("inf")
 
 
-def contenders(tokens: int) -> dict[str, Call]:
-    """Name -> call, for a copy, the bundled kernels and those peers that are installed."""
-    import torch
-
-    rope = import_module("tightrope.impls.rope").rope
-    twin = import_module("tightrope.impls.rope_torch").rope
-    b = _buffers(tokens)
-    q, k, table = b["q"], b["k"], b["table"]
-    table16 = (*(t.bfloat16() for t in table[:2]), table[2])
-    flat = [torch.cat([x.flatten(), y.flatten()]) for x, y in zip(q, k, strict=True)]
-    spare = torch.empty_like(flat[0])
-    modes = {
-        "triton in place": (table, {"interleaved": False, "inplace": True}),
-        "triton": (table, {"interleaved": False}),
-        "triton in place, interleaved": (table, {"interleaved": True, "inplace": True}),
-        "triton in place, bfloat16 table": (table16, {"interleaved": False, "inplace": True}),
-    }
-    return {
-        "copy": lambda i: spare.copy_(flat[i]),
-        **{n: partial(_rotate, rope, q, k, t, options) for n, (t, options) in modes.items()},
-        "torch": partial(_rotate, twin, q, k, table, {"interleaved": False}),
-        **_peers(b),
-    }
-
-
-def _rotate(rope: Any, q: Any, k: Any, table: Any, options: dict[str, bool], i: int) -> Any:
-    return rope(q[i], k[i], *table, **options)
-
-
-def _peers(b: dict[str, Any]) -> dict[str, Call]:
-    """Peers as models call them: (1, heads, tokens, head_dim) views, a row of the table a token."""
-    q, k = ([x.unsqueeze(0).transpose(1, 2) for x in b[name]] for name in ("q", "k"))
-    found: dict[str, Call] = {}
-    liger = import_module("tightrope.impls.peer_liger")
-    llama = import_module("tightrope.impls.peer_huggingface")
-    if liger.MISSING is None:
-        apply = liger.LigerRopeFunction.apply
-        found["liger in place, bfloat16 rows"] = lambda i: apply(q[i], k[i], *b["rows16"])
-        found["liger in place, float32 rows"] = lambda i: apply(q[i], k[i], *b["rows"])
-    if llama.MISSING is None:
-        rotate = llama.rotate_halves
-        found["huggingface, bfloat16 rows"] = lambda i: rotate(q[i], k[i], *b["rows16"])
-    return found
-
-
-def tiles(tokens: int) -> dict[str, Call]:
-    """Every plausible tile of the bundled kernel, in place, its default first."""
-    rope = import_module("tightrope.impls.rope")
-    b = _buffers(tokens)
-
-    def call(tile: Any) -> Call:
-        return lambda i: rope.rope(
-            b["q"][i], b["k"][i], *b["table"], interleaved=False, inplace=True, blocks=tile
-        )
-
-    found = {"default": call(None)}
-    for block, heads, warps in product((1, 2, 4, 8, 16), (4, 8, 16, 32), (1, 2, 4, 8)):
-        a_thread = block * heads * HEAD_DIM // (32 * warps)
-        if 16 <= a_thread <= 64:
-            found[f"{block}x{heads}, {warps} warps"] = call(rope.Config(block, heads, warps))
-    return found
-
-
-Rows = dict[str, dict[str, Any]]
-
-
-def _median(rows: Rows, name: str) -> float:
-    """Of the first time that a table gives."""
-    return float(next(iter(rows[name].values()))["median"])
-
-
-def _spread(rows: Rows, name: str) -> float:
-    """The middle half of the same times, over their median."""
-    times = next(iter(rows[name].values()))
+def spread(rows: Rows, name: str) -> float:
+    """The middle half of the same times, over their median. Raises KeyError without times."""
+    times = first_times(rows[name])
+    if times is None:
+        raise KeyError(name)
     return float((times["high"] - times["low"]) / times["median"])
 
 
-def verdict(found: dict[str, Any]) -> dict[str, float]:
-    """What the project promises, as ratios of medians of this run, and how sure they are."""
-    ours, rows = "triton in place", found["prefill"]
-    ratios = {"prefill: share of the copy's bandwidth": _median(rows, "copy") / _median(rows, ours)}
-    for phase in ("prefill", "decode"):
-        rows = found[phase]
-        ligers = [name for name in rows if name.startswith("liger")]
-        if ligers:
-            best = min(ligers, key=partial(_median, rows))
-            ratios[f"{phase}: time over Liger's"] = _median(rows, ours) / _median(rows, best)
-            spread = _spread(rows, ours) + _spread(rows, best)
-            ratios[f"{phase}: spread, ours and Liger's"] = spread
-    return ratios
-
-
-def _words(value: Any) -> str:
-    """A time in microseconds with its middle half, or a number."""
+def words(value: Any) -> str:
+    """A time in microseconds with its middle half, a number, or a reason."""
     if isinstance(value, dict):
         return f"{value['median']:.2f} ({value['low']:.2f} to {value['high']:.2f})"
-    return f"{value:.2f}"
+    if isinstance(value, float):
+        return f"{value:.2e}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
+    return "" if value is None else str(value)
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print every table of a result, what a call moves, and the ratios."""
-    from rich.console import Console
+def columns(rows: Rows) -> list[str]:
+    """Every column that a row has, in the order of the fullest; "error" is not one."""
+    named = dict.fromkeys(c for row in sorted(rows.values(), key=len, reverse=True) for c in row)
+    return [c for c in named if c != "error"]
+
+
+def table(title: str, rows: Rows, first: str = "implementation or tile") -> Any:
+    """Rows, fastest first, as a rich table; what could not be timed stands last, with why."""
+    from rich.markup import escape
     from rich.table import Table
 
+    shown = columns(rows) or ["error"]
+    made = Table(first, *shown, title=title)
+    for name in sorted(rows, key=lambda n: median(rows, n)):
+        row = rows[name]
+        cells = [words(row.get(c)) for c in shown]
+        if "error" in row:
+            cells = [row["error"], *cells[1:]]
+        made.add_row(name, *map(escape, cells))
+    return made
+
+
+def show_all(
+    tables: Sequence[tuple[str, Rows]], lines: Sequence[str], ratios: Mapping[str, float]
+) -> None:
+    """Print tables that have rows, then lines, then ratios."""
+    from rich.console import Console
+
     console = Console()
-    for title in ("prefill", "decode", "sweep", "sweep_decode"):
-        rows: Rows = found.get(title, {})
-        if not rows:
-            continue
-        columns = list(next(iter(rows.values())))
-        table = Table("implementation or tile", *columns, title=title)
-        for name in sorted(rows, key=lambda n: _median(rows, n)):
-            table.add_row(name, *(_words(rows[name][c]) for c in columns))
-        console.print(table)
-    for phase, moved in found["bytes"].items():
-        console.print(f"{phase}, MB a call:", *(f"{n} {b / 1e6:.3f};" for n, b in moved.items()))
-    for name, ratio in found["ratios"].items():
+    for title, rows in tables:
+        if rows:
+            console.print(table(title, rows))
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.3f}")
+
+
+def fastest(rows: Rows, wanted: Callable[[str], bool]) -> str | None:
+    """The name of the fastest timed row that is wanted; None if there is none."""
+    names = [n for n in rows if wanted(n) and first_times(rows[n]) is not None]
+    return min(names, key=lambda n: median(rows, n), default=None)

@@ -112,9 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor = verbs.add_parser("doctor", help="what this machine can and cannot prove")
     doctor.set_defaults(do=do_doctor)
     bench = verbs.add_parser("bench", help="speed against peers, in one run, on a GPU")
-    bench.add_argument("operation", choices=("rope",))
-    bench.add_argument("--json", metavar="FILE")
+    bench.add_argument("operation", choices=("rope", "attention"))
+    bench.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     bench.add_argument("--sweep", action="store_true", help="time every configuration too")
+    bench.add_argument(
+        "--only", metavar="SHAPE", help="attention: shapes that start so, such as 1x8x4096x64"
+    )
     bench.set_defaults(do=do_bench)
     return top
 
@@ -218,6 +221,6 @@ def do_doctor(options: argparse.Namespace) -> int:
 
 
 def do_bench(options: argparse.Namespace) -> int:
-    from tightrope.bench import bench_rope
+    from tightrope.bench import bench
 
-    return bench_rope(json_file=options.json, sweep=options.sweep)
+    return bench(options.operation, options.json, options.sweep, options.only)
