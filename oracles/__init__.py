@@ -1,3 +1,6 @@
 """Contracts and their oracles: `<operation>.py` holds the contract and the float64 definition."""
 
-CONTRACTS = ("rope_table", "rope")
+CONTRACTS = (
+    *("rope_table", "rope", "attention", "attention_varlen", "attention_paged"),
+    *("merge_attention", "rope_attention"),
+)

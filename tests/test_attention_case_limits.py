@@ -1,0 +1,103 @@
+"""The cases of every attention contract: how limits, relations and builds construct them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import combinations
+
+import pytest
+from attention_case_draws import NAMES, drawn
+
+from tightrope.contract import contract
+from tightrope.formats import FORMATS
+from tightrope.oracles import attention_builds, attention_varlen_builds, rope_attention_builds
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("last", [0, -1])
+def test_limits_construct_cases(name, last):
+    spec = contract(name)
+    dtype = spec.domain["dtype"][last]
+    limited = {"dtype": (dtype,), "head_dim": (64, 88), "num_heads": (2, 4)}
+    for case in drawn(name, 15, **limited):
+        assert all(getattr(case, field) in values for field, values in limited.items())
+    known = {f.name for f in fields(spec.case)} | {"sequences", "seqlen_q", "seqlen_k"}
+    assert set(spec.domain) <= known
+    assert set(spec.axes) <= {f.name for f in fields(spec.case)}
+
+
+HOLDS = {
+    "out_dtype=input": lambda c: c.out_dtype == "input",
+    "same_head_dim": lambda c: c.head_dim == c.head_dim_v,
+    "equal_heads": lambda c: c.num_heads == c.num_kv_heads,
+    "same_kv_layout": lambda c: c.layout_k == c.layout_v,
+    "no_offset": lambda c: c.q_offset == 0 and c.offsets == "int",
+    "bottom_right": lambda c: c.q_offset == c.seqlen_k - c.seqlen_q and c.offsets == "int",
+    "full_rotary": lambda c: c.rotary_dim == c.head_dim,
+    "same_dtype_table": lambda c: c.dtype == "float32" or c.table_dtype == "input",
+    "no_empty_member": lambda c: 0 not in (*c.seqlens_q, *c.seqlens_k),
+    "usual_page_size": lambda c: c.page_size in (16, 32, 64, 128, 256),
+    "contiguous": lambda c: (
+        {v for f, v in vars(c).items() if f.startswith("layout_")} == {"contiguous"}
+    ),
+}
+
+
+def square(case):
+    if hasattr(case, "seqlens_q"):
+        return case.seqlens_q == case.seqlens_k and case.offsets == "default"
+    return case.seqlen_q == case.seqlen_k and case.q_offset == 0
+
+
+def decode(case):
+    if hasattr(case, "seqlens_q"):
+        return set(case.seqlens_q) <= {1} and case.offsets == "default"
+    return case.seqlen_q == 1 and case.q_offset == case.seqlen_k - 1
+
+
+def aligned(case):
+    rows = (case.head_dim, getattr(case, "head_dim_v", 16))
+    size = FORMATS[case.dtype].dtype.itemsize
+    named = [v for f, v in vars(case).items() if f in ("layout_q", "layout_k", "layout_v")]
+    inner = {"strided", "offset", "expanded"} & {*named}
+    return not inner and all(n * size % 16 == 0 for n in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relations_construct_cases(name):
+    holds = {**HOLDS, "square": square, "decode": decode, "aligned16": aligned}
+    for relation in contract(name).relations:
+        cases = drawn(name, 15, (relation,))
+        assert all(holds[relation](case) for case in cases), relation
+
+
+BUILDS = {
+    "attention": (attention_builds, 50),
+    "attention_varlen": (attention_varlen_builds, 27),
+    "rope_attention": (rope_attention_builds, 33),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_legal_pair_of_compile_time_values_occurs(name):
+    module, count = BUILDS[name]
+    spec, rows = contract(name), module.BUILDS
+    dims = [i for i, field in enumerate(module.FIELDS) if "dim" in field]
+
+    def pairs(build):
+        shape = tuple(build[i] for i in dims)
+        rest = [(i, x) for i, x in enumerate(build) if i not in dims]
+        return set(combinations([("shape", shape), *rest], 2))
+
+    shapes = {tuple(b[i] for i in dims) for b in rows}
+    every = [b for b in module.free(spec.limits({})) if tuple(b[i] for i in dims) in shapes]
+    if name == "attention":  # without a bias nothing but a sink has that dtype
+        every = [b for b in every if b[-2] or b[-1] == "float32"]
+    assert not set().union(*map(pairs, every)) - set().union(*map(pairs, rows))
+    assert len(set(rows)) == len(rows) == count
+    assert set(rows) <= set(every)
+    for case in drawn(name, 40, builds=("committed",)):
+        build = [getattr(case, field) for field in module.FIELDS]
+        flags = {"softcap": case.softcap is not None, "bias": getattr(case, "bias", "") != "none"}
+        build = [flags.get(f, x) for f, x in zip(module.FIELDS, build, strict=True)]
+        assert tuple(build) in rows
