@@ -1,7 +1,8 @@
-"""Record how surely the wrong rotations are found: `python tests/record_wrong_kernels.py FILE`.
+"""Record how surely wrong kernels are found: `python tests/record_wrong_kernels.py FILE [WHAT]`.
 
-20 seeds, 100 examples a law, not derandomized, and 20,000 random cases of the right twin. It takes
-about 20 minutes on 2 cores; the result is committed under docs/measurements.
+WHAT: rope (the default) or attention. 20 seeds, 100 examples a law, not derandomized, and random
+cases of the right twins. It takes about 20 minutes on 2 cores; the result is committed under
+docs/measurements.
 """
 
 from __future__ import annotations
@@ -9,61 +10,105 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from test_wrong_kernels import LAWS, run
+from test_wrong_kernels import ATTENTION, LAWS, each_by_its_law, rejected, run
 
 from tightrope.blackbox import write_atomically
 from tightrope.environment import environment
 
-SEEDS, EXAMPLES, RIGHT = 20, 100, 20_000
+SEEDS, EXAMPLES = 20, 100
 
 
-def kills(results: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """kernel-dtype -> law that rejects it -> cases until it did."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+@dataclass(frozen=True)
+class Record:
+    """Which adapters, what -k selects of the wrong ones and the right twins, cases of a twin."""
+
+    modules: str
+    wrong: str
+    right: str
+    cases: int
+
+
+RECORDS = {
+    "rope": Record("wrong_rope.py", f"not right and ({LAWS})", "right and matches_oracle", 20_000),
+    "attention": Record(
+        ATTENTION, each_by_its_law(), "(-right- or -right_declared-) and matches_oracle", 1000
+    ),
+}
+
+
+def kills(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """kernel and dtype -> law that rejects it -> its result."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
     for r in results.values():
         if r["outcome"] in ("passed", "failed"):
-            found[f"{r['implementation']} {r['dtype']}"] |= (
-                {r["law"]: r["cases"]} if r["outcome"] == "failed" else {}
-            )
+            found[f"{r['implementation']} {r['dtype']}"] |= {r["law"]: r} if rejected(r) else {}
     return found
 
 
-def main(path: str) -> None:
-    rejected: dict[str, int] = defaultdict(int)
+def family(result: dict[str, Any]) -> str:
+    """The kinds of data of the case that showed it."""
+    case = result["failure"]["drawn"]["case"]["case"]
+    kinds = [str(case[name]) for name in ("data", "data_v") if name in case]
+    return " and ".join(dict.fromkeys(kinds))
+
+
+def of_every_seed(what: Record) -> dict[str, Any]:
+    """What 20 seeds found, kernel by kernel."""
+    times: dict[str, int] = defaultdict(int)
     laws: dict[str, set[str]] = defaultdict(set)
     first: dict[str, list[int]] = defaultdict(list)
+    shown: dict[str, Counter[str]] = defaultdict(Counter)
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:
             words = (f"--seed={seed}", f"--examples={EXAMPLES}", "--no-shrink")
-            found = kills(run(Path(folder), *words, "-k", f"not right and ({LAWS})"))
+            results = run(Path(folder), *words, "-k", what.wrong, module=what.modules)
+        found = kills(results)
         for kernel, by in found.items():
-            rejected[kernel] += bool(by)
+            times[kernel] += bool(by)
             laws[kernel] |= set(by)
-            first[kernel] += [min(by.values())] if by else []
+            first[kernel] += [min(r["cases"] for r in by.values())] if by else []
+            shown[kernel].update(family(r) for r in by.values())
         print(f"seed {seed}: {sum(map(bool, found.values()))} of {len(found)} rejected", flush=True)
+    return {
+        "rejected in so many seeds": dict(sorted(times.items())),
+        "by": {k: sorted(v) for k, v in sorted(laws.items())},
+        "cases until rejected, worst seed": {k: max(v) for k, v in sorted(first.items()) if v},
+        "data that showed it": {k: dict(v.most_common(4)) for k, v in sorted(shown.items())},
+    }
+
+
+def of_the_right(what: Record) -> dict[str, Any]:
+    """Random cases of the right twins."""
     with tempfile.TemporaryDirectory() as folder:
-        words = (f"--examples={RIGHT}", "-k", "right and matches_oracle")
-        right = run(Path(folder), *words)
+        words = (f"--examples={what.cases}", "-k", what.right)
+        right = run(Path(folder), *words, module=what.modules)
+    return {
+        f"{r['contract']} {r['implementation']} {r['dtype']}": {
+            "cases": r["cases"], "outcome": r["outcome"], "settled": r["settled"],
+            "informative": r["informative"], "uninformative": r["uninformative"],
+            "worst share": {o: w["share"] for o, w in r["worst"].items()},
+        }
+        for r in right.values() if r["outcome"] in ("passed", "failed")
+    }  # fmt: skip
+
+
+def main(path: str, name: str = "rope") -> None:
+    what = RECORDS[name]
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "seeds": SEEDS, "examples": EXAMPLES, "laws": LAWS,
-        "rejected in so many seeds": dict(sorted(rejected.items())),
-        "by": {k: sorted(v) for k, v in sorted(laws.items())},
-        "cases until rejected, worst seed": {k: max(v) for k, v in sorted(first.items())},
-        "right twin": {
-            r["dtype"]: {"cases": r["cases"], "outcome": r["outcome"], "settled": r["settled"],
-                         "worst share": {o: w["share"] for o, w in r["worst"].items()}}
-            for r in right.values() if r.get("implementation") == "right"
-        },
+        "seeds": SEEDS, "examples": EXAMPLES, "laws": what.wrong,
+        **of_every_seed(what),
+        "right twins": of_the_right(what),
     }  # fmt: skip
     write_atomically(Path(path), json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

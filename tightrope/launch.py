@@ -57,16 +57,19 @@ def launcher(
     kernel: Any,
     device: torch.device,
     programs: int,
-    numbers: tuple[int, ...],
+    numbers: tuple[float, ...],
     constants: Mapping[str, Any],
     num_warps: int,
+    num_stages: int | None = None,
 ) -> Callable[..., None]:
     """`launch(*tensors)` for one compiled form of a kernel(tensors, numbers, constants).
 
     The first call goes through Triton's JIT; later ones go to the compiled kernel with bare
     addresses, which skips the JIT's look at every argument. So the kernel must not specialize on
     any, its numbers must be annotated with their types, and later tensors have the first ones'
-    dtypes. Products are not fused into sums. Nothing is launched for 0 programs.
+    dtypes. A float is rounded once, to the type that the kernel annotates. num_stages: tiles of a
+    loop in flight, None for Triton's default. Products are not fused into sums. Nothing is launched
+    for 0 programs.
 
     Raises TypeError for a kernel that specializes.
     """
@@ -76,6 +79,9 @@ def launcher(
             refuse(f"{kernel.__name__}'s {p.name}", "do_not_specialize", "specialized", TypeError)
     grid = (programs, 1, 1)
     rest = (*numbers, *constants.values())
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
+    if num_stages is not None:
+        options["num_stages"] = num_stages
     compiled: Callable[..., None] | None = None
     index = device.index if device.type == "cuda" else None
 
@@ -87,7 +93,7 @@ def launcher(
         if compiled is not None:
             compiled(*[t.data_ptr() for t in tensors], *rest)
         elif programs:
-            made = kernel[grid](*tensors, *rest, num_warps=num_warps, enable_fp_fusion=False)
+            made = kernel[grid](*tensors, *rest, **options)
             compiled = None if made is None else made[grid]  # the interpreter makes nothing
 
     return launch
