@@ -75,8 +75,9 @@ def paged_kernel(
         seqlen_k = kept(tl.load(lengths + sequence * length_step), longest)
     seqlen_q = stop_q - first_q
     rows = seqlen_q * group
-    if first_row < 0 or first_row >= rows:
-        return
+    # A tile that no sequence fills: neither rows nor keys. To return here would cost registers.
+    first_row = tl.where(first_row < 0, rows, first_row)
+    seqlen_k = tl.where(first_row >= rows, 0, seqlen_k)
 
     # Offsets are 64-bit before anything is multiplied: a cache may reach past 2^31 elements.
     if UNIT > 1:  # rows of words: as a constant, the stride 1 makes neighbours one wide access
@@ -98,11 +99,14 @@ def paged_kernel(
     offset = (seqlen_k - seqlen_q).to(tl.int64)
     if has_offsets != 0 and sequence < sequences:
         offset = tl.load(offsets + sequence * offset_step).to(tl.int64)
-    row_low = kept(i + offset - left, seqlen_k)[:, None]
-    row_high = kept(i + offset + right + 1, seqlen_k)[:, None]
+    row_low = kept(i + offset - left, seqlen_k)
+    row_high = kept(i + offset + right + 1, seqlen_k)
     last_row = tl.minimum(first_row + BLOCK_M, rows) - 1
     low = kept(first_row // group + offset - left, seqlen_k)
     high = kept(last_row // group + offset + right + 1, seqlen_k)
+    # From `whole` to `rest` every row sees every key of every tile.
+    whole = tl.cdiv(kept(last_row // group + offset - left, seqlen_k), BLOCK_N) * BLOCK_N
+    rest = kept(first_row // group + offset + right + 1, seqlen_k) // BLOCK_N * BLOCK_N
     begin = low // BLOCK_N * BLOCK_N
     share = tl.cdiv(tl.cdiv(tl.maximum(high - begin, 0), BLOCK_N), splits).to(tl.int64) * BLOCK_N
     end = kept(begin + (split + 1) * share, high)
@@ -126,20 +130,25 @@ def paged_kernel(
         v_at = v + (page * (v_page * UNIT) + slot * (v_slot * UNIT))[:, None]
         if UNIT > 1:
             k_at, v_at = tl.multiple_of(k_at, (16, 16)), tl.multiple_of(v_at, (16, 16))
-        k_tile = tl.load(k_at + d * k_dim, mask=some[:, None] & dims, other=0.0)
+        read, read_v = some[:, None], some[:, None]
+        if PADDED:
+            read, read_v = read & dims, read_v & dims_v
+        k_tile = tl.load(k_at + d * k_dim, mask=read, other=0.0)
+        v_tile = tl.load(v_at + d_v * v_dim, mask=read_v, other=0.0)
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         if SOFTCAP:  # tanh(z) = 1 - 2/(exp(2z) + 1)
             z = s * factor
             s = cap * (1.0 - 2.0 / (tl.exp2(z * (2 * LOG2E)) + 1.0)) * LOG2E
-        seen = (key[None, :] >= row_low) & (key[None, :] < row_high) & some[None, :]
-        s = tl.where(seen, s, LOWEST)
+        s = tl.where(some[None, :], s, LOWEST)  # a page out of range may stand anywhere
+        if (start < whole) | (start >= rest):
+            seen = (key[None, :] >= row_low[:, None]) & (key[None, :] < row_high[:, None])
+            s = tl.where(seen, s, LOWEST)
         # Rounding is monotone and c > 0: the largest product is that of the largest score.
         m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
         shift = tl.where(m_new == LOWEST, 0.0, m_new)  # of a row that has seen nothing yet
         p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
         alpha = tl.exp2(m - shift)
         l = l * alpha + tl.sum(p, 1)
-        v_tile = tl.load(v_at + d_v * v_dim, mask=some[:, None] & dims_v, other=0.0)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
         m = m_new
 

@@ -80,8 +80,9 @@ def varlen_kernel(
         first_k = kept(tl.load(at), tokens_k)
         seqlen_k = kept(tl.load(at + start_k_step) - first_k, tokens_k - first_k)
     seqlen_q = stop_q - first_q
-    if first_row < 0 or first_row >= seqlen_q:
-        return
+    # A tile that no sequence fills: neither rows nor keys. To return here would cost registers.
+    first_row = tl.where(first_row < 0, seqlen_q, first_row)
+    seqlen_k = tl.where(first_row >= seqlen_q, 0, seqlen_k)
 
     # Offsets are 64-bit before anything is multiplied: a tensor may reach past 2^31 elements.
     if UNIT > 1:  # rows of words: as a constant, the stride 1 makes neighbours one wide access
@@ -90,10 +91,10 @@ def varlen_kernel(
     d, d_v = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_DV)[None, :]
     row = first_row + tl.arange(0, BLOCK_M)
     mine, wide_row = row < seqlen_q, row.to(tl.int64)
-    token, key_0 = first_q + wide_row, first_k + tl.arange(0, BLOCK_N).to(tl.int64)
+    token, key_0 = first_q + wide_row, tl.arange(0, BLOCK_N).to(tl.int64)
     q_at = q + h * (q_head * UNIT) + token[:, None] * (q_token * UNIT)
-    k_at = k + kv * (k_head * UNIT) + key_0[:, None] * k_row
-    v_at = v + kv * (v_head * UNIT) + key_0[:, None] * v_row
+    k_at = k + (kv * (k_head * UNIT) + first_k * k_row) + key_0[:, None] * k_row
+    v_at = v + (kv * (v_head * UNIT) + first_k * v_row) + key_0[:, None] * v_row
     out_at = out + (token * num_heads + h)[:, None] * (words_v.to(tl.int64) * UNIT)
     if UNIT > 1:
         q_at, k_at = tl.multiple_of(q_at, (16, 16)), tl.multiple_of(k_at, (16, 16))
@@ -108,8 +109,8 @@ def varlen_kernel(
     if has_offsets != 0 and sequence < sequences:
         offset = tl.load(offsets + sequence * offset_step).to(tl.int64)
     last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
-    row_low = kept(wide_row + offset - left, seqlen_k)[:, None]
-    row_high = kept(wide_row + offset + right + 1, seqlen_k)[:, None]
+    row_low = kept(wide_row + offset - left, seqlen_k)
+    row_high = kept(wide_row + offset + right + 1, seqlen_k)
     low = kept(first_row + offset - left, seqlen_k)
     high = kept(last_row + offset + right + 1, seqlen_k)
     # From `whole` to `rest` every row sees every key of every tile.
@@ -123,42 +124,32 @@ def varlen_kernel(
         m = tl.zeros([BLOCK_M], tl.float32) + tl.load(sink + h * sink_head).to(tl.float32) * LOG2E
         l += 1.0
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for part in tl.static_range(3):  # the left edge, the tiles seen whole, the right edge
-        if part == 0:
-            begin, end = low // BLOCK_N * BLOCK_N, tl.minimum(whole, high)
-        elif part == 1:
-            begin, end = whole, rest
-        else:
-            begin, end = rest, high
-        for start in tl.range(begin, end, BLOCK_N):
-            key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
-            seen = (key[None, :] >= row_low) & (key[None, :] < row_high)
-            # What no row of the tile sees may hold anything, and is not read.
-            some = (key >= low) & (key < high) if part != 1 else key >= 0
-            some = some[:, None]
-            if part != 1 or PADDED:
-                k_tile = tl.load(k_at + at * k_row, mask=some & dims, other=0.0)
-            else:
-                k_tile = tl.load(k_at + at * k_row)
-            s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-            if SOFTCAP:  # tanh(z) = 1 - 2/(exp(2z) + 1)
-                z = s * factor
-                s = cap * (1.0 - 2.0 / (tl.exp2(z * (2 * LOG2E)) + 1.0)) * LOG2E
-            if part != 1:
-                s = tl.where(seen, s, LOWEST)
-            # Rounding is monotone and c > 0: the largest product is that of the largest score.
-            m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
-            # Weights of a row that has seen nothing yet are exp2(-inf).
-            shift = m_new if part == 1 else tl.where(m_new == LOWEST, 0.0, m_new)
-            p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
-            alpha = tl.exp2(m - shift)
-            l = l * alpha + tl.sum(p, 1)
-            if part != 1 or PADDED:
-                v_tile = tl.load(v_at + at * v_row, mask=some & dims_v, other=0.0)
-            else:
-                v_tile = tl.load(v_at + at * v_row)
-            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-            m = m_new
+    for start in tl.range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
+        key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
+        # What no row of the tile sees may hold anything, and is not read.
+        some = ((key >= low) & (key < high))[:, None]
+        if PADDED:
+            k_tile = tl.load(k_at + at * k_row, mask=some & dims, other=0.0)
+            v_tile = tl.load(v_at + at * v_row, mask=some & dims_v, other=0.0)
+        else:  # v beside k, before the branch: so one barrier awaits both
+            k_tile = tl.load(k_at + at * k_row, mask=some, other=0.0)
+            v_tile = tl.load(v_at + at * v_row, mask=some, other=0.0)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        if SOFTCAP:  # tanh(z) = 1 - 2/(exp(2z) + 1)
+            z = s * factor
+            s = cap * (1.0 - 2.0 / (tl.exp2(z * (2 * LOG2E)) + 1.0)) * LOG2E
+        if (start < whole) | (start >= rest):
+            seen = (key[None, :] >= row_low[:, None]) & (key[None, :] < row_high[:, None])
+            s = tl.where(seen, s, LOWEST)
+        # Rounding is monotone and c > 0: the largest product is that of the largest score.
+        m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
+        # Weights of a row that has seen nothing yet are exp2(-inf).
+        shift = tl.where(m_new == LOWEST, 0.0, m_new)
+        p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
+        alpha = tl.exp2(m - shift)
+        l = l * alpha + tl.sum(p, 1)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
     acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]
     tl.store(lse + h * tokens_q + token, (m + tl.log2(l)) * LN2, mask=mine)
     tl.store(out_at + d_v, acc.to(out.dtype.element_ty), mask=mine[:, None] & dims_v)

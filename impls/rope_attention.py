@@ -64,8 +64,12 @@ def turned(
     s = tl.load(s_at + pair[None, :] * sin_dim, mask=there, other=0.0).to(tl.float32)
     # A pair is a point of the plane, turned by its angle (RoFormer, arXiv 2104.09864, eq. 34).
     if INTERLEAVED:
-        a, b = tl.split(tl.reshape(tile.to(tl.float32), (ROWS, BLOCK_D // 2, 2)))
-        turns = tl.interleave(a * c - b * s, b * c + a * s)
+        # Not tl.interleave: past a join, tensor cores sum features in another order (kWidth 4).
+        pairs = tl.reshape(tile.to(tl.float32), (ROWS, BLOCK_D // 2, 2))
+        a, b = tl.split(pairs)
+        c, s, odd = c[:, :, None], s[:, :, None], (tl.arange(0, 2) == 1)[None, None, :]
+        y = tl.where(odd, a[:, :, None], b[:, :, None])
+        turns = tl.reshape(pairs * c + y * tl.where(odd, s, -s), (ROWS, BLOCK_D))
     else:
         y = tl.load(x_at + other[None, :] * x_dim, mask=there, other=0.0).to(tl.float32)
         turns = tile.to(tl.float32) * c + y * tl.where(second[None, :], s, -s)
@@ -82,24 +86,27 @@ def turn_kernel(
     position_batch: tl.int64, position_step: tl.int64,
     UNIT: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     # Layout: k (batch, num_kv_heads, seqlen_k, head_dim), strides of UNIT elements; turned_k the
-    # same, contiguous. A program owns BLOCK_M keys of a head; heads vary fastest.
-    head = tl.program_id(0) % num_kv_heads
-    block = tl.program_id(0) // num_kv_heads % blocks
-    b = (tl.program_id(0) // num_kv_heads // blocks).to(tl.int64)
-    key = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    mine, d = key < seqlen_k, tl.arange(0, BLOCK_D)[None, :]
-    k += (b * k_batch + head.to(tl.int64) * k_head) * UNIT
+    # same, contiguous. A program owns BLOCK_M rows, keys of BLOCK_HEADS heads. Heads vary fastest,
+    # in a tile and over programs, so that a row of the table is fetched once for many.
+    head_blocks = tl.cdiv(num_kv_heads, BLOCK_HEADS)
+    block = tl.program_id(0) // head_blocks % blocks
+    b = (tl.program_id(0) // head_blocks // blocks).to(tl.int64)
+    place, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)[None, :]
+    head = (tl.program_id(0) % head_blocks * BLOCK_HEADS + place % BLOCK_HEADS).to(tl.int64)
+    key = block.to(tl.int64) * (BLOCK_M // BLOCK_HEADS) + place // BLOCK_HEADS
+    mine = (key < seqlen_k) & (head < num_kv_heads)
     out_row = ((b * num_kv_heads + head) * seqlen_k + key) * words.to(tl.int64) * UNIT
     out_at = turned_k + out_row[:, None]
     if UNIT > 1:
         k_dim, cos_dim, sin_dim, out_at = 1, 1, 1, tl.multiple_of(out_at, (16, 16))
-    place = positions + b * position_batch + key * position_step
     table = cos, sin, rows, half * UNIT, cos_row * UNIT, cos_dim, sin_row * UNIT, sin_dim
+    at, place = head * (k_head * UNIT) + key * (k_row * UNIT), key * position_step
     tile = turned(
-        k, key * (k_row * UNIT), k_dim, words * UNIT, mine, place, table,
-        INTERLEAVED, UNIT, BLOCK_M, BLOCK_D,
+        k + b * (k_batch * UNIT), at, k_dim, words * UNIT, mine,
+        positions + b * position_batch + place, table, INTERLEAVED, UNIT, BLOCK_M, BLOCK_D,
     )  # fmt: skip
     tl.store(out_at + d, tile, mask=mine[:, None] & (d < words * UNIT))
 
@@ -141,8 +148,7 @@ def rope_attention_kernel(
     dims, dims_v = d < words * UNIT, d_v < words_v * UNIT
     row, key_0 = first_row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N).to(tl.int64)
     mine, wide_row = row < seqlen_q, row.to(tl.int64)
-    q += (b * q_batch + h * q_head) * UNIT
-    k += (b * k_batch + kv * k_head) * UNIT
+    q, k = q + (b * q_batch + h * q_head) * UNIT, k + (b * k_batch + kv * k_head) * UNIT
     k_at = k + key_0[:, None] * k_row
     v_at = v + (b * v_batch + kv * v_head) * UNIT + key_0[:, None] * v_row
     out_row = head.to(tl.int64) * seqlen_q + wide_row
@@ -162,8 +168,8 @@ def rope_attention_kernel(
     if has_offsets != 0:
         offset += tl.load(offsets + b * offset_batch).to(tl.int64)
     last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
-    row_low = kept(wide_row + offset - left, seqlen_k)[:, None]
-    row_high = kept(wide_row + offset + right + 1, seqlen_k)[:, None]
+    row_low = kept(wide_row + offset - left, seqlen_k)
+    row_high = kept(wide_row + offset + right + 1, seqlen_k)
     low = kept(first_row + offset - left, seqlen_k)
     high = kept(last_row + offset + right + 1, seqlen_k)
     # From `whole` to `rest` every row sees every key of every tile.
@@ -176,43 +182,38 @@ def rope_attention_kernel(
         m = tl.zeros([BLOCK_M], tl.float32) + tl.load(sink + h * sink_head).to(tl.float32) * LOG2E
         l += 1.0
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for part in tl.static_range(3):  # the left edge, the tiles seen whole, the right edge
-        begin = low // BLOCK_N * BLOCK_N if part == 0 else whole if part == 1 else rest
-        end = tl.minimum(whole, high) if part == 0 else rest if part == 1 else high
-        for start in tl.range(begin, end, BLOCK_N):
-            key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
-            # What no row of the tile sees may hold anything, and is not read.
-            some = (key >= low) & (key < high)
-            if TURN_K:
-                k_tile = turned(
-                    k, (key_0 + at) * k_row, k_dim, words * UNIT, some,
-                    k_place + (key_0 + at) * k_place_step, table,
-                    INTERLEAVED, UNIT, BLOCK_N, BLOCK_D,
-                )  # fmt: skip
-            elif part != 1 or PADDED:
-                k_tile = tl.load(k_tile_at + at * k_row, mask=some[:, None] & dims, other=0.0)
-            else:
-                k_tile = tl.load(k_tile_at + at * k_row)
-            s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-            if SOFTCAP:  # tanh(z) = 1 - 2/(exp(2z) + 1)
-                z = s * factor
-                s = cap * (1.0 - 2.0 / (tl.exp2(z * (2 * LOG2E)) + 1.0)) * LOG2E
-            if part != 1:
-                seen = (key[None, :] >= row_low) & (key[None, :] < row_high)
-                s = tl.where(seen, s, LOWEST)
-            # Rounding is monotone and c > 0: the largest product is that of the largest score.
-            m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
-            # Weights of a row that has seen nothing yet are exp2(-inf).
-            shift = m_new if part == 1 else tl.where(m_new == LOWEST, 0.0, m_new)
-            p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
-            alpha = tl.exp2(m - shift)
-            l = l * alpha + tl.sum(p, 1)
-            if part != 1 or PADDED:
-                v_tile = tl.load(v_at + at * v_row, mask=some[:, None] & dims_v, other=0.0)
-            else:
-                v_tile = tl.load(v_at + at * v_row)
-            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
-            m = m_new
+    for start in tl.range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
+        key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
+        # What no row of the tile sees may hold anything, and is not read.
+        some = (key >= low) & (key < high)
+        if TURN_K:
+            k_tile = turned(
+                k, (key_0 + at) * k_row, k_dim, words * UNIT, some,
+                k_place + (key_0 + at) * k_place_step, table,
+                INTERLEAVED, UNIT, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
+        else:
+            keep = some[:, None] & dims if PADDED else some[:, None]
+            k_tile = tl.load(k_tile_at + at * k_row, mask=keep, other=0.0)
+        # Beside k, before the branch: so one barrier awaits both.
+        keep = some[:, None] & dims_v if PADDED else some[:, None]
+        v_tile = tl.load(v_at + at * v_row, mask=keep, other=0.0)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        if SOFTCAP:  # tanh(z) = 1 - 2/(exp(2z) + 1)
+            z = s * factor
+            s = cap * (1.0 - 2.0 / (tl.exp2(z * (2 * LOG2E)) + 1.0)) * LOG2E
+        if (start < whole) | (start >= rest):
+            seen = (key[None, :] >= row_low[:, None]) & (key[None, :] < row_high[:, None])
+            s = tl.where(seen, s, LOWEST)
+        # Rounding is monotone and c > 0: the largest product is that of the largest score.
+        m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
+        # Weights of a row that has seen nothing yet are exp2(-inf).
+        shift = tl.where(m_new == LOWEST, 0.0, m_new)
+        p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
+        alpha = tl.exp2(m - shift)
+        l = l * alpha + tl.sum(p, 1)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
     acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]
     tl.store(lse + out_row, (m + tl.log2(l)) * LN2, mask=mine)
     tl.store(out_at + d_v, acc.to(out.dtype.element_ty), mask=mine[:, None] & dims_v)

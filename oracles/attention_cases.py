@@ -121,9 +121,17 @@ RELATIONS = {
     "same_kv_layout": "k and v have the same layout",
     "contiguous": "every tensor is contiguous",
     "aligned16": "every row of q, k and v starts at a multiple of 16 bytes, last stride 1",
+    "without_lse": "data whose weights show in out alone; in force where no lse is returned",
+}
+# Equal weights, or equal values, give the mean of v.
+WITHOUT_LSE = {
+    "data": tuple(d for d in DATA if d not in ("repeated_keys", "near_ties")),
+    "data_v": tuple(d for d in DATA_V if d != "constant"),
+    "window_left": tuple(n for n in WINDOWS if n not in (0, 1)),
 }
 
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
+    "without_lse": WITHOUT_LSE,
     "out_dtype=input": {"out_dtype": ("input",)},
     "square": {"offsets": ("int",)},
     "bottom_right": {"offsets": ("int",)},

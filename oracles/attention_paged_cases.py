@@ -91,6 +91,7 @@ RELATIONS = {
 }
 
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
+    "without_lse": varlen.NARROWED_BY["without_lse"],
     "out_dtype=input": {"out_dtype": ("input",)},
     "decode": {"offsets": ("default",), "seqlen_q": (1,)},
     "usual_page_size": {"page_size": PAGES},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tightrope.limits import Limits
+from tightrope.oracles import attention_cases
 from tightrope.oracles.attention_cases import (
     DATA,
     DATA_V,
@@ -117,9 +118,11 @@ RELATIONS = {
     "same_kv_layout": "k and v have the same layout",
     "contiguous": "every tensor is contiguous",
     "aligned16": "every row of q, k and v starts at a multiple of 16 bytes, last stride 1",
+    "without_lse": attention_cases.RELATIONS["without_lse"],
 }
 
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
+    "without_lse": attention_cases.WITHOUT_LSE,
     "out_dtype=input": {"out_dtype": ("input",)},
     "square": {"offsets": ("default",)},
     "contiguous": {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v")},

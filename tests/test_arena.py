@@ -117,3 +117,17 @@ def test_tensors_without_elements_have_a_place_too(layout):
     assert made.argument("q").shape == (0, 2, 4)
     made.allocate((0, 2), (2, 1), torch.float16)
     check(made)
+
+
+def test_an_input_may_be_a_view_of_another():
+    k = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    made = Arena({"k": k, "v": k[..., :2].copy()}, {"k": "sliced", "v": "view of k"}, "cpu")
+    made.upload()
+    whole, part = made.argument("k"), made.argument("v")
+    assert part.data_ptr() == whole.data_ptr()
+    assert part.stride() == whole.stride()
+    assert torch.equal(part, whole[..., :2])
+    check(made)
+    part.add_(1)
+    with pytest.raises(MemoryFault, match="input k was changed"):
+        check(made)

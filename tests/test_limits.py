@@ -7,6 +7,7 @@ import pytest
 from tightrope import Arithmetic
 from tightrope.implementation import Implementation, implements, resolve
 from tightrope.limits import Limits, check_limits, describe
+from tightrope.oracles.attention_cases import NARROWED_BY, related
 
 DOMAIN = {"dtype": ("float32", "float16"), "head_dim": range(2, 257, 2)}
 
@@ -77,3 +78,15 @@ def test_registering_a_name_twice_names_both_places():
     implements("rope", name="twice in this test")(print)
     with pytest.raises(ValueError, match=r"test_limits.py:\d+ and .*test_limits.py:\d+"):
         implements("rope", name="twice in this test")(repr)
+
+
+def test_without_an_lse_cases_hold_data_whose_weights_show_in_out():
+    both, alone = (
+        Implementation(contract_name="attention", name="acme", fn=len, returns=returns).allowed()
+        for returns in (None, ("out",))
+    )
+    assert "without_lse" in alone.where
+    assert "without_lse" not in both.where
+    narrowed = related(alone, NARROWED_BY, "attention")
+    assert "constant" not in narrowed.values("data_v")
+    assert "repeated_keys" not in narrowed.values("data")

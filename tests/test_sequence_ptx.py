@@ -32,7 +32,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "states": ("fp32", {"BLOCK_ROWS": 16}),
     "rope": ("fp16", TURNING),
     "rope general": ("bf16", {**TURNING, **GENERAL, "INTERLEAVED": True}),
-    "turn": ("fp16", {"INTERLEAVED": False}),
+    "turn": ("fp16", {"INTERLEAVED": False, "BLOCK_HEADS": 8}),
 }
 POINTERS = {
     **dict.fromkeys(("offsets", "starts", "starts_q", "starts_k", "table", "lengths"), "*i32"),
@@ -73,6 +73,7 @@ def main() -> None:
         for variant in VARIANTS
     }
     found["ttir"] = [_ptx(v, 90, form="ttir") for v in ("varlen", "paged general", "rope general")]
+    found["ttgir"] = [_ptx("rope general", target, form="ttgir") for target in TARGETS]
     found["specialized"] = [
         f"{name}: {p.name}"
         for name, kernel in _kernels().items()
@@ -131,6 +132,13 @@ def test_addresses_are_computed_in_64_bits(ptx: dict[str, Any]) -> None:
         products = re.findall(r"arith\.muli .*: (tensor<\S+>)", text)
         assert len(products) > 3
         assert all(kind.endswith("i64>") for kind in products), set(products)
+
+
+def test_turned_features_are_summed_in_the_order_of_loaded_ones(ptx: dict[str, Any]) -> None:
+    """kWidth 4 would have mma.sync take features 0 to 3, 8 to 11, .. in its first step of 16."""
+    for text in ptx["ttgir"]:
+        assert "kWidth = 2" in text
+        assert "kWidth = 4" not in text
 
 
 def test_lengths_strides_and_addresses_cost_no_compilation(ptx: dict[str, Any]) -> None:

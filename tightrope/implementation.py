@@ -58,7 +58,11 @@ class Implementation:
         )
 
     def allowed(self) -> Limits:
-        return self.contract.limits(self.limits, self.where)
+        """Its limits; and a contract's relation `without_X`, if there is one, for a missing X."""
+        missing = {f"without_{name}" for name in set(self.contract.outputs) - set(self.outputs)}
+        return self.contract.limits(
+            self.limits, (*self.where, *missing & set(self.contract.relations))
+        )
 
     def promise(self, case: Any, device: Device) -> Arithmetic:
         """Its arithmetic over the contract's defaults for strangers."""

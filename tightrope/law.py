@@ -79,9 +79,10 @@ def strategy(impl: Any) -> Any:
 
     Raises ValueError if there is no such case.
     """
-    key = impl.contract_name, repr(sorted(impl.limits.items())), tuple(sorted(impl.where))
+    allowed = impl.allowed()
+    key = impl.contract_name, repr(sorted(impl.limits.items())), tuple(sorted(allowed.where))
     if key not in _strategies:
-        _strategies[key] = impl.contract.cases(impl.allowed())
+        _strategies[key] = impl.contract.cases(allowed)
     return _strategies[key]
 
 

@@ -82,11 +82,13 @@ def _plan(
 
 
 def _turn_plan(kernel: Any, tensors: Tensors, interleaved: bool) -> Plan:
-    """The launch that turns k: about 8 KiB a program, or few programs on the interpreter."""
+    """The launch that turns k: 4 KiB a program, or few programs on the interpreter."""
     _, k, _, cos, sin, _, positions = tensors
     batch, num_kv_heads, seqlen_k, head_dim = k.shape
-    keys = max(16, 4096 // triton.next_power_of_2(head_dim))
-    blocks = triton.cdiv(seqlen_k, keys)
+    heads = min(8, triton.next_power_of_2(max(1, num_kv_heads)))
+    size = 2**14 if capability(kernel, k.device) is None else 4096 // k.element_size()
+    rows = max(16, size // max(16, triton.next_power_of_2(head_dim)))
+    blocks = triton.cdiv(seqlen_k, rows // heads)
 
     def numbers(unit: int) -> tuple[float, ...]:
         return (
@@ -95,8 +97,9 @@ def _turn_plan(kernel: Any, tensors: Tensors, interleaved: bool) -> Plan:
         )  # fmt: skip
 
     return make_plan(
-        kernel, (k, cos, sin), (head_dim, head_dim, cos.shape[1]), batch * num_kv_heads * blocks,
-        numbers, {"INTERLEAVED": interleaved}, Config(keys, 16, 4, 1),
+        kernel, (k, cos, sin), (head_dim, head_dim, cos.shape[1]),
+        batch * triton.cdiv(num_kv_heads, heads) * blocks, numbers,
+        {"INTERLEAVED": interleaved, "BLOCK_HEADS": heads}, Config(rows, 16, 4, 1),
     )  # fmt: skip
 
 
