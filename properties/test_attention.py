@@ -12,7 +12,7 @@ from tightrope.formats import widen
 from tightrope.oracles.attention_inputs import stated
 
 
-@holds_for("attention", limits={"hidden": ("finite",)})
+@holds_for("attention", limits={"hidden": ("finite",)}, returns=("out",))
 def test_out_lies_in_the_hull_of_visible_values(impl, case):
     """Demands: out is between the smallest and the largest visible v (and 0 with a sink), within
     its budget; a constant v is returned.
@@ -60,9 +60,10 @@ def test_grouped_heads_equal_repeated_heads(impl, case):
     repeated = {**inputs, **{n: np.repeat(inputs[n], group, axis=1) for n in ("k", "v")}}
     many = replace(case, num_kv_heads=case.num_heads)
     a, b = impl(case, inputs), impl(many, repeated)
-    spent = budgets(impl, case, inputs)
+    first, second = budgets(impl, case, inputs), budgets(impl, many, repeated)
+    story = "grouped and repeated heads must agree"
     for name in impl.outputs:
-        same_value(name, a[name], b[name], spent[name], "grouped and repeated heads must agree")
+        same_value(name, a[name], b[name], first[name], story, second[name])
 
 
 @holds_for("attention", "rope_attention", limits={**GROUPED, "batch": (2, 3)})
@@ -75,12 +76,12 @@ def test_a_sequence_is_the_same_alone_and_in_a_batch(impl, case):
     whole, spent = impl(case, inputs), budgets(impl, case, inputs)
     for slot in range(case.batch):
         alone = {name: _slot(name, array, slot) for name, array in inputs.items()}
-        single = impl(replace(case, batch=1), alone)
+        one, at = replace(case, batch=1), np.s_[slot : slot + 1]
+        single, its = impl(one, alone), budgets(impl, one, alone)
         for name in impl.outputs:
             same_value(
-                name, whole[name][slot : slot + 1], single[name],
-                part(spent[name], np.s_[slot : slot + 1]),
-                "a sequence must be the same alone and in a batch",
+                name, whole[name][at], single[name], part(spent[name], at),
+                "a sequence must be the same alone and in a batch", its[name],
             )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightrope import holds_for
 from tightrope.budget import Violation
-from tightrope.compare import budgets, reach, same_value
+from tightrope.compare import budgets, part, reach, same_value
 from tightrope.formats import stored, widen
 from tightrope.oracles.attention_inputs import stated
 
@@ -77,7 +77,7 @@ def _bits(array):
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-@holds_for("attention", limits=PLAIN, key=_key)
+@holds_for("attention", limits=PLAIN, returns=("out",), key=_key)
 def test_a_visible_key_has_influence(impl, case, key):
     """Demands: where a key's value moves the exact result by more than both budgets, out moves.
 
@@ -111,7 +111,10 @@ CAUSAL = {**PLAIN, "causal": (True,), "offsets": ("int",), "bias": ("none", "key
 CAUSAL |= {"layout_q": ("contiguous",), "layout_bias": ("contiguous",)}
 
 
-@holds_for("attention", limits=CAUSAL, needs={"empty_rows": (True,)}, row=_row)
+ANY_LENGTH = {"seqlen_q": (1, 2, 5, 17), "seqlen_k": (0, 1, 2, 5, 17, 33)}
+
+
+@holds_for("attention", limits=CAUSAL, needs={**ANY_LENGTH, "empty_rows": (True,)}, row=_row)
 def test_a_causal_row_is_the_last_row_of_its_prefix(impl, case, row):
     """Demands: rows up to one, with the keys up to its last, equal those rows of the whole call.
 
@@ -126,8 +129,10 @@ def test_a_causal_row_is_the_last_row_of_its_prefix(impl, case, row):
     prefix |= {n: np.ascontiguousarray(inputs[n][:, :, :keys]) for n in ("k", "v")}
     if "bias" in inputs:
         prefix["bias"] = np.ascontiguousarray(inputs["bias"][..., :keys])
-    whole, part = impl(case, inputs), impl(short, prefix)
-    spent = budgets(impl, short, prefix)
+    whole, alone = impl(case, inputs), impl(short, prefix)
+    first, second = budgets(impl, case, inputs), budgets(impl, short, prefix)
+    story = "a causal row must not see later tokens"
     for name in impl.outputs:
-        rows = whole[name][:, :, : row + 1]
-        same_value(name, rows, part[name], spent[name], "a causal row must not see later tokens")
+        at = np.s_[:, :, : row + 1]
+        rows = part(first[name], at)
+        same_value(name, whole[name][at], alone[name], rows, story, second[name])

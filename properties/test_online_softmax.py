@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tightrope import holds_for
+from tightrope.budget import Violation
 from tightrope.compare import budgets, reach, within
 from tightrope.formats import stored, widen
 
@@ -48,10 +49,10 @@ def part(case, inputs, start, stop):
 
 # Of a weight: exp rounds an exponent of at most 746 to 53 bits, and few roundings follow.
 FLOAT64 = 2.0**-42
-NEEDS = {"empty_rows": (True,), "q_offset": (-1, 1)}
+NEEDS = {"empty_rows": (True,), "q_offset": (-1, 1), "seqlen_k": (0, 1, 2, 5, 17, 33)}
 
 
-@holds_for("attention", limits=PLAIN, needs=NEEDS, returns=("lse",), cuts=_cuts)
+@holds_for("attention", limits=PLAIN, needs=NEEDS, returns=("out", "lse"), cuts=_cuts)
 def test_any_split_of_the_keys_merges_by_lse(impl, case, cuts):
     """Demands: parts merged in float64 by their lse are the whole, within the budgets of all calls.
 
@@ -83,27 +84,42 @@ def merged(states):
     With w_i = exp(lse_i - lse), every lse_i off by at most a_i and out_i by at most b_i, the
     weights are off by the factors 1 + eps_i, |eps_i| <= expm1(a_i), and out = sum w_i out_i by at
     most (sum w_i eps_i |out_i - out| + sum w_i (1 + eps_i) b_i) / (1 - sum w_i eps_i); lse by at
-    most max a_i over live parts (docs/error-budgets.md, laws of attention).
+    most max a_i over live parts (docs/error-budgets.md, laws of attention). Raises Violation for a
+    part without a key that is not (0, -inf), and for one with a key whose lse is not finite.
     """
+    live = np.stack([np.isfinite(b["lse"].expected) for _, b in states])
     lses = np.stack([widen(outputs["lse"]) for outputs, _ in states])
     outs = np.stack([widen(outputs["out"]) for outputs, _ in states])
+    demand(live, lses, outs)
     off_lse = np.stack([np.broadcast_to(reach(b["lse"]), lses[0].shape) for _, b in states])
     off_out = np.stack([reach(b["out"]) for _, b in states])
-    live = np.isfinite(lses)
-    top = np.where(live, lses, -np.inf).max(axis=0)
-    weights = np.exp(np.where(live, lses, -np.inf) - np.where(np.isfinite(top), top, 0.0))
+    lses = np.where(live, lses, -np.inf)
+    top = lses.max(axis=0)
+    weights = np.exp(lses - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(axis=0)
     lse = np.where(total > 0, np.log(np.where(total > 0, total, 1.0)) + top, -np.inf)
     w = (weights / np.where(total > 0, total, 1.0))[..., None]
     eps = np.where(live, np.expm1(off_lse), 0.0)[..., None]
-    out = np.where(live[..., None], w * outs, 0.0).sum(axis=0)
+    out = (w * outs).sum(axis=0)
     spread = (w * eps * np.abs(outs - out)).sum(axis=0) + (w * (1 + eps) * off_out).sum(axis=0)
     kept = 1 - (w * eps).sum(axis=0)
-    own = FLOAT64 * np.where(live[..., None], w * np.abs(outs), 0.0).sum(axis=0)
+    own = FLOAT64 * (w * np.abs(outs)).sum(axis=0)
     e_out = np.where(kept > 0, spread / np.where(kept > 0, kept, 1.0), np.inf) + own
     largest = np.abs(np.where(live, lses, 0.0)).max(axis=0)
     e_lse = np.where(live, off_lse, 0.0).max(axis=0) + FLOAT64 * (1 + largest)
     return out, lse, e_out, e_lse
+
+
+def demand(live, lses, outs):
+    """Parts without a key are (0, -inf), parts with one have a finite lse."""
+    wrong = np.where(live, ~np.isfinite(lses), ~np.isneginf(lses) | (outs != 0).any(axis=-1))
+    if wrong.any():
+        part, *row = (int(i) for i in np.argwhere(wrong)[0])
+        keys = "a key" if live[part, *row] else "no key"
+        raise Violation(
+            f"row {row} sees {keys} of part {part}, whose lse is {lses[part, *row]:.9g} and whose "
+            f"out has {np.count_nonzero(outs[part, *row])} elements other than 0"
+        )
 
 
 SHIFTS = st.sampled_from([1.0, -1.0, 4.0, -16.0, 64.0])
@@ -171,7 +187,10 @@ MASKED = {**PLAIN, "bias": ("mask",), "causal": (False,), "window_left": (None,)
           "window_right": (None,)}  # fmt: skip
 
 
-@holds_for("attention", limits=MASKED, needs={"empty_rows": (True,)}, block=_blocks)
+@holds_for(
+    "attention", limits=MASKED, block=_blocks,
+    needs={"empty_rows": (True,), "seqlen_k": (0, 1, 2, 5, 17, 33)},
+)  # fmt: skip
 def test_masked_keys_are_as_if_absent(impl, case, block):
     """Demands: -inf on a run of keys equals a call without them, within both budgets.
 

@@ -89,14 +89,18 @@ def within(name: str, difference: Array, limit: Array, story: str) -> None:
         )  # fmt: skip
 
 
-def same_value(name: str, a: Array, b: Array, budget: Budget, story: str) -> None:
+def same_value(
+    name: str, a: Array, b: Array, budget: Budget, story: str, other: Budget | None = None
+) -> None:
     """Demand that two calls with one exact result agree.
 
-    Bit for bit where every rounding is declared; otherwise within twice the budget's reach.
+    budget: of a; other: of b, if it is not the same. Bit for bit where every rounding of both is
+    declared; otherwise within the sum of what both may be off.
     """
     __tracebackhide__ = True
-    if prescribed(budget):
+    other = other or budget
+    if prescribed(budget) and prescribed(other):
         same_bits(name, a, b, story)
     else:
         difference = np.where(a == b, 0.0, widen(a) - widen(b))
-        within(name, difference, 2 * reach(budget), story)
+        within(name, difference, reach(budget) + reach(other), story)

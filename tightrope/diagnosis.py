@@ -9,16 +9,18 @@ import numpy as np
 
 from tightrope.formats import FORMATS, Array, widen
 
+MOST = 3  # mistakes that a message names
 Outputs = Mapping[str, Array]
 
 
 def diagnose(
     alternatives: Iterable[tuple[str, Outputs]], outputs: Outputs, budgets: Mapping[str, Any]
 ) -> str:
-    """The known mistake that explains every output, as a sentence; empty if none does.
+    """The known mistakes that explain every output, as a sentence; empty if none does.
 
     Equal in every element wins; else, of the mistakes whose outputs differ from these by no more
-    than roundings may, the one with the fewest elements that differ at all.
+    than roundings may, those with the fewest elements that differ at all. A small case may not tell
+    two mistakes apart: up to three are named, the likeliest first.
     """
     found: list[tuple[int, str]] = []
     for sentence, others in alternatives:
@@ -27,9 +29,9 @@ def diagnose(
         ]
         if counts and None not in counts:
             found.append((sum(c for c in counts if c is not None), sentence))
-            if not found[-1][0]:
-                break
-    return f"It computes what this would: {min(found)[1]}." if found else ""
+    least = min(found, default=(0, ""))[0]
+    best = [sentence for count, sentence in found if count == least][:MOST]
+    return f"It computes what this would: {'; or '.join(best)}." if best else ""
 
 
 def differing(actual: Array, other: Array, bound: Array | float = 0.0) -> int | None:
