@@ -201,14 +201,18 @@ def attention(
     under causal if j <= i + q_offset, in a window if i + q_offset - left <= j <= i + q_offset +
     right; None is unbounded. q_offset: a number or (batch,) int32. softcap: cap*tanh(logit/cap).
     bias: broadcast by axes of 1 to (batch, num_heads, seqlen_q, seqlen_k), float32 or q's dtype,
-    -inf hides a key. sink: (num_heads,), a logit without a value.
+    -inf hides a key. sink: (num_heads,), a logit without a value. softcap: at most 1024.
+    Logits are good to |softmax_scale q k| < 2^28: beyond, the shift's own rounding may let an
+    exponential overflow, to NaN. A finite bias or sink is one below 2^127 / log2(e) (about 1.1e38)
+    in size: `torch.finfo(torch.float32).min` hides a key like -inf.
     out (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, or before its last rounding with
     out_dtype=torch.float32; lse (batch, num_heads, seqlen_q) float32, natural. A row without a key:
     0 and -inf, or the sink. Keys that no row sees by index are not read; no memory but the outputs.
     validate: checks elements where a contract has some to check; here none. blocks: a tile other
     than `config`'s. dot_precision: of float32 products, "ieee", or "tf32x3" on tensor cores.
     No gradients: refused where autograd would record. A CUDA graph may record a call that ran once
-    before. Raises as `validate_attention.check_attention`.
+    before. Raises as `validate_attention.check_attention` and `check_blocks`; ValueError for
+    tf32x3 with 16-bit tensors.
     """
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, bias, sink, out_dtype)
     return attend(SCHEDULE, q, k, v, options, dot_precision, validate, blocks)

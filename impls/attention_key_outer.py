@@ -197,9 +197,8 @@ def attention(
 
     q (batch, num_heads, seqlen_q, head_dim); k (batch, num_kv_heads, seqlen_k, head_dim), v (...,
     head_dim_v). Returns out (batch, num_heads, seqlen_q, head_dim_v), lse (batch, num_heads,
-    seqlen_q). Raises as `validate_attention.check_attention`.
+    seqlen_q). Logits, bias and sinks: as large as there, and no larger. Raises as
+    `validate_attention.check_attention` and `check_blocks`.
     """
-    if blocks is not None:
-        blocks = Config(*blocks)._replace(num_stages=1)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, bias, sink, out_dtype)
     return attend(SCHEDULE, q, k, v, options, "ieee", validate, blocks)

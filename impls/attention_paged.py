@@ -230,7 +230,8 @@ def attention_paged(
     the used pages are not read. Lengths that do not fit and pages out of range: ValueError and
     IndexError on the CPU or with validate=True (which waits for the GPU); else such a page's keys
     count as masked. splits: other than `schedule`'s; more than one takes (head_dim_v + 2) * splits
-    float32 numbers a row of scratch. Raises as `validate_sequences.check_paged`.
+    float32 numbers a row of scratch. Logits and sinks: as large as in `attention`, and no larger.
+    Raises as `validate_sequences.check_paged` and `validate_attention.check_blocks`.
     """
     tensors = (q, k_cache, v_cache, cu_seqlens_q, block_table, cache_seqlens)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, sink, out_dtype)

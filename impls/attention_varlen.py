@@ -20,6 +20,7 @@ from tightrope.attention_call import broadcast_strides
 from tightrope.attention_tiles import Config, config, heads_together
 from tightrope.launch import capability, check_plain
 from tightrope.sequence_call import Options, Plan, arithmetic, make_plan, planned, strides
+from tightrope.validate_attention import check_blocks
 from tightrope.validate_sequences import check_starts_values, check_varlen
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -198,6 +199,11 @@ def _promise(case: Any, device: Any) -> Arithmetic:
     return arithmetic(case, device, tile.BLOCK_N)
 
 
+def _check(arguments: Any, options: Options, validate: Any, blocks: Any) -> None:
+    check_varlen(*arguments, **options._asdict(), validate=validate)
+    check_blocks(blocks)
+
+
 @implements("attention_varlen", name="triton", arithmetic=_promise)
 def attention_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
@@ -215,16 +221,17 @@ def attention_varlen(
     (tokens_q, num_heads, head_dim_v), lse (num_heads, tokens_q). A row without a key, or past the
     last sequence: 0 and -inf. cu_seqlens that do not rise from 0 to at most the tokens: ValueError
     on the CPU or with validate=True (which waits for the GPU); else what rows hold is not defined,
-    but nothing outside the tensors is touched. Raises as `validate_sequences.check_varlen`.
+    but nothing outside the tensors is touched. Logits and sinks: as large as there, and no larger.
+    Raises as `validate_sequences.check_varlen` and `validate_attention.check_blocks`.
     """
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, sink, out_dtype)
     plan = planned(
         ("attention_varlen", *arguments, *options, validate, blocks),
-        lambda: check_varlen(*arguments, **options._asdict(), validate=validate),
+        lambda: _check(arguments, options, validate, blocks),
         lambda: _plan(*arguments, options, blocks),
     )
-    check_plain(*[t for t in (q, k, v, sink) if t is not None])
+    check_plain(*arguments, sink, q_offset)
     if validate or plan.on_cpu:
         check_starts_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
         check_starts_values("cu_seqlens_k", cu_seqlens_k, k.shape[0])

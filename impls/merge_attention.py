@@ -17,6 +17,7 @@ import triton.language as tl
 from tightrope import Arithmetic, implements
 from tightrope.launch import capability, check_plain, launcher
 from tightrope.sequence_call import Plan, planned
+from tightrope.validate_attention import check_blocks
 from tightrope.validate_sequences import check_merge
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -104,6 +105,11 @@ def _plan(outs: Any, lses: Any, blocks: Config | None) -> Plan:
     return Plan(launch, None, nothing, nothing, False, None)
 
 
+def _check(outs: Any, lses: Any, blocks: Any) -> None:
+    check_merge(outs, lses)
+    check_blocks(blocks, ("BLOCK_ROWS",), 1, ())
+
+
 PROMISE = Arithmetic(
     form="division", order="once", exp_ulp=2.5, exp_flush=True, division_ulp=2.5, log_ulp=1.0
 )
@@ -118,11 +124,12 @@ def merge_attention(
     outs (splits, rows.., head_dim), one to three axes of rows; lses (splits, rows..), natural; both
     float32, any strides. A state of lse -inf saw no key: its outs may hold anything. Returns out
     (rows.., head_dim) and lse (rows..), float32; 0 and -inf where no state saw a key; where one
-    did, its bits. blocks: a tile other than `config`'s. Raises as `validate_sequences.check_merge`.
+    did, its bits. blocks: a tile other than `config`'s. Raises as `validate_sequences.check_merge`
+    and `validate_attention.check_blocks`.
     """
     plan = planned(
         ("merge_attention", outs, lses, blocks),
-        lambda: check_merge(outs, lses),
+        lambda: _check(outs, lses, blocks),
         lambda: _plan(outs, lses, blocks),
     )
     check_plain(outs, lses)

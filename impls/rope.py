@@ -223,14 +223,14 @@ def rope(
         kinds = type(interleaved), type(inplace)  # 1 == True, but is no option
         key = (*metadata, interleaved, inplace, *kinds, out_dtype, blocks)
         plan = _PLANS.get(key)
-    except (AttributeError, TypeError):  # not tensors, or not options: the check says which
+    except (AttributeError, TypeError, RuntimeError):  # no plain tensors or options: checked below
         plan = None
     if plan is None:
         check_rope(*arguments, interleaved=interleaved, inplace=inplace, out_dtype=out_dtype)
         if len(_PLANS) >= 4096:
             _PLANS.clear()
         plan = _PLANS[key] = _plan(arguments, interleaved, inplace, blocks)
-    check_plain(q, k, cos, sin)
+    check_plain(*arguments)
     if validate or plan.on_cpu:
         check_rows(positions, plan.rows)
     if inplace:

@@ -1,10 +1,9 @@
 """Attention forward that rotates q and k itself, in Triton: two ways to the same bits.
 
-`triton` copies nothing: a program turns its tile of q once and each tile of k as it meets it, so
-that k is turned once for every row tile. `triton-rotated-k` turns k once into a copy, by a kernel
-of its own, and meets the copy in a plain loop. Either way a pair is turned in float32, product,
-product and sum rounded once each as in `tightrope.impls.rope`, and rounded to the dtype of q before
-any dot product; from there on everything is as in `tightrope.impls.attention`.
+`triton` copies nothing: a program turns its tile of q once and each tile of k as it meets it.
+`triton-rotated-k` turns k once into a copy, by a kernel of its own. Either way a pair is turned in
+float32, product, product and sum rounded once each as in `tightrope.impls.rope`, and rounded to the
+dtype of q before any dot product; all else is as in `tightrope.impls.attention`.
 """
 
 from __future__ import annotations
@@ -88,9 +87,9 @@ def turn_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
-    # Layout: k (batch, num_kv_heads, seqlen_k, head_dim), strides of UNIT elements; turned_k the
-    # same, contiguous. A program owns BLOCK_M rows, keys of BLOCK_HEADS heads. Heads vary fastest,
-    # in a tile and over programs, so that a row of the table is fetched once for many.
+    # Layout: k (batch, num_kv_heads, seqlen_k, head_dim), strides of UNIT elements; turned_k alike,
+    # contiguous. A program owns BLOCK_M rows, keys of BLOCK_HEADS heads, which vary fastest in a
+    # tile and over programs: a row of the table is fetched once for many.
     head_blocks = tl.cdiv(num_kv_heads, BLOCK_HEADS)
     block = tl.program_id(0) // head_blocks % blocks
     b = (tl.program_id(0) // head_blocks // blocks).to(tl.int64)
@@ -130,8 +129,7 @@ def rope_attention_kernel(
 ):  # fmt: skip
     # Layout: q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, ..),
     # strides of UNIT elements; out and lse (batch, num_heads, seqlen_q[, head_dim_v]), contiguous.
-    # Programs: of `together` heads, whose keys fit the cache, the last row tiles, the longest under
-    # a causal mask, first; heads vary fastest.
+    # Programs: of `together` heads, whose keys fit the cache, the last row tiles first.
     heads_before = tl.program_id(0) // (together * row_tiles) * together
     place = tl.program_id(0) % (together * row_tiles)
     width = tl.minimum(together, all_heads - heads_before)
@@ -163,6 +161,10 @@ def rope_attention_kernel(
         q, wide_row * (q_row * UNIT), q_dim, words * UNIT, mine, q_place + wide_row * q_place_step,
         table, INTERLEAVED, UNIT, BLOCK_M, BLOCK_D,
     )  # fmt: skip
+    if not TURN_K:
+        # Reads nothing. But tensor cores take what a load gave from shared memory as it lies; what
+        # was computed passes from there to registers again for every tile of k.
+        q_tile = tl.load(q + wide_row[:, None] * BLOCK_D + d, mask=dims & (words < 0), other=q_tile)
 
     # Row i sees keys i + offset - left to i + offset + right: indices mask, positions only turn.
     if has_offsets != 0:
@@ -184,8 +186,7 @@ def rope_attention_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for start in tl.range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
         key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
-        # What no row of the tile sees may hold anything, and is not read.
-        some = (key >= low) & (key < high)
+        some = (key >= low) & (key < high)  # what no row sees may hold anything, and is not read
         if TURN_K:
             k_tile = turned(
                 k, (key_0 + at) * k_row, k_dim, words * UNIT, some,
@@ -207,8 +208,7 @@ def rope_attention_kernel(
             s = tl.where(seen, s, LOWEST)
         # Rounding is monotone and c > 0: the largest product is that of the largest score.
         m_new = tl.maximum(m, tl.max(s, 1) if SOFTCAP else tl.max(s, 1) * c)
-        # Weights of a row that has seen nothing yet are exp2(-inf).
-        shift = tl.where(m_new == LOWEST, 0.0, m_new)
+        shift = tl.where(m_new == LOWEST, 0.0, m_new)  # of a row that has seen nothing yet
         p = tl.exp2(s - shift[:, None] if SOFTCAP else tl.fma(s, c, -shift[:, None]))
         alpha = tl.exp2(m - shift)
         l = l * alpha + tl.sum(p, 1)
@@ -234,9 +234,9 @@ def rope_attention(
     turned. q_positions, k_positions: (seqlen,) or (batch, seqlen), int32 or int64, rows of the
     table. One outside it: IndexError on the CPU or with validate=True (which waits for the GPU);
     else nothing outside is read and its token is turned by the angle 0. copied: turn k once into a
-    copy. blocks: a tile other than `rope_attention_call.tile_for`'s. Others, outputs, and what is
-    refused: as `tightrope.impls.attention.attention`, without bias.
-    Raises as `validate_attention.check_attention` and `validate_sequences.check_rope_attention`.
+    copy. blocks: a tile other than `rope_attention_call.tile_for`'s. Others, outputs, what is
+    refused, and how large logits and sinks may be: as `tightrope.impls.attention.attention`, no
+    bias. Raises as check_attention, check_blocks and `validate_sequences.check_rope_attention`.
     """
     tensors = (q, k, v, cos, sin, q_positions, k_positions)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, sink, out_dtype)

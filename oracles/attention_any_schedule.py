@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from tightrope.formats import Array
-from tightrope.oracles.attention_numbers import FLOAT32, U, gamma, growth, half_ulp
+from tightrope.oracles.attention_numbers import (
+    FLOAT32,
+    NORMAL,
+    TF32,
+    U,
+    gamma,
+    growth,
+    half_ulp,
+)
 from tightrope.oracles.attention_rows import Rows, each
 from tightrope.oracles.attention_softmax_budget import ALPHA_NORMAL, ZERO, Start, Weights
 from tightrope.oracles.attention_stages import Stages
@@ -29,12 +37,16 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Sums over some keys, relative to 2**top: of (P v) as accumulated and what that may lose."""
+    """Sums over some keys, relative to 2**top: of (P v) as accumulated and what that may lose.
+
+    under: what P / L, or the parts it is split into, may lose by underflow; relative to L.
+    """
 
     sums: Sums
     weight: Array
     lost: Array
     summing: Array
+    under: Array
 
 
 def unknown(rows: Rows, start: Start | None) -> Parts:
@@ -47,9 +59,9 @@ def unknown(rows: Rows, start: Start | None) -> Parts:
     sums = found[0].sums
     for part in found[1:]:
         sums = sums.plus(part.sums)
-    weight, lost, summing = (
+    weight, lost, summing, under = (
         np.sum([getattr(part, name) for part in found], axis=0)
-        for name in ("weight", "lost", "summing")
+        for name in ("weight", "lost", "summing", "under")
     )
     per = np.where(total > 0, total, 1.0)
     seen = rows.problem.visible.sum(-1)[..., None]
@@ -60,7 +72,7 @@ def unknown(rows: Rows, start: Start | None) -> Parts:
     return Parts(
         top=row.top, total=total, sums=sums, sink=none, sink_eps=none,
         shift_error=row.worst[..., 0] + 2 * U * np.abs(row.top),
-        accumulation=lost / per[..., None], denominator=summing / per,
+        accumulation=lost / per[..., None] + under, denominator=summing / per,
         quotient=2 * stages.division * U * weight / per[..., None] + _absolute(1, stages),
     )  # fmt: skip
 
@@ -102,7 +114,18 @@ def _part(rows: Rows, i: int, row: Row, total: Array) -> Part:
     return Part(
         Sums.of(Weights(p, eps, lost, rho, nothing, nothing, nothing), v),
         weight @ np.abs(v), (weight * rounds) @ np.abs(v), summing.sum(-1),
+        _under(weight / np.where(total > 0, total, 1.0)[..., None], t > -np.inf, v, stages),
     )  # fmt: skip
+
+
+def _under(share: Array, seen: Array, v: Array, stages: Stages) -> Array:
+    """P / L may be flushed, or be off by ulps of a subnormal; `tf32x3` splits what may be one."""
+    lost = np.minimum(NORMAL, share) if stages.flush else stages.division * FLOAT32.tiny * seen
+    under = lost @ np.abs(v)
+    if stages.precision == "tf32x3":
+        small = seen * 1.0 @ np.abs(v) + share.sum(-1)[..., None]
+        under = under + 2 * TF32.tiny * small
+    return under
 
 
 def _above(t: Array, e: Array, upper: Array) -> Array:

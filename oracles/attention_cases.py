@@ -105,9 +105,11 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
 }
 
 AXES = (
-    *("dtype", "out_dtype", "head_dim", "head_dim_v", "causal", "window_left", "window_right"),
+    *("dtype", "out_dtype", "head_dim", "head_dim_v", "batch", "num_heads", "num_kv_heads"),
+    *("seqlen_q", "seqlen_k", "causal", "window_left", "window_right"),
     *("softcap", "bias", "bias_dtype", "sink", "softmax_scale", "offsets", "data", "data_v"),
-    *("hidden", "empty_rows", "layout_q", "layout_k", "layout_v", "size", "builds"),
+    *("hidden", "empty_rows", "layout_q", "layout_k", "layout_v", "layout_bias"),
+    *("size", "builds"),
 )
 
 RELATIONS = {
@@ -133,7 +135,7 @@ WITHOUT_LSE = {
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
     "without_lse": WITHOUT_LSE,
     "out_dtype=input": {"out_dtype": ("input",)},
-    "square": {"offsets": ("int",)},
+    "square": {"offsets": ("int",), "q_offset": (0,)},
     "bottom_right": {"offsets": ("int",)},
     "no_offset": {"offsets": ("int",), "q_offset": (0,)},
     "decode": {"offsets": ("int",), "seqlen_q": (1,)},
@@ -151,15 +153,16 @@ def cases(limits: Limits) -> SearchStrategy[AttentionCase]:
     """
     from hypothesis import strategies as st
 
+    from tightrope.oracles.attention_draw_lengths import differences
     from tightrope.oracles.attention_draws import Draw, drawn_case
 
     limits = related(limits, NARROWED_BY, "attention")
     rows, every = builds(limits), free(limits)
-    heads = head_counts(limits)
+    heads, apart = head_counts(limits), differences(limits, "attention")
 
     @st.composite
     def case(draw: Any) -> AttentionCase:
-        return AttentionCase(**drawn_case(Draw(draw, st, limits), rows, every, heads))
+        return AttentionCase(**drawn_case(Draw(draw, st, limits), rows, every, heads, apart))
 
     return case()
 

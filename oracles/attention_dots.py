@@ -44,8 +44,11 @@ class Scores:
     replay_error: Array | None = None
 
 
-def scores(q: Array, k: Array, stages: Stages) -> Scores:
-    """Scores of q (groups, rows, head_dim) and k (groups, keys, head_dim)."""
+def scores(q: Array, k: Array, stages: Stages, factor: float = 1.0) -> Scores:
+    """Scores of q (groups, rows, head_dim) and k (groups, keys, head_dim).
+
+    factor: the smallest number by which `logits="any"` may have multiplied q or k before.
+    """
     turned = k.swapaxes(-1, -2)
     centre, size = q @ turned, np.abs(q) @ np.abs(turned)
     unit = _common_unit(q, k)
@@ -56,12 +59,16 @@ def scores(q: Array, k: Array, stages: Stages) -> Scores:
         replay_centre = cut_q @ cut_k
         replay_error = _finished(replay_centre, _sum_error(q, size, unit, stages) + own, stages)
         error = replay_error + _converted(q, turned, size)
+        if not stages.scaled:  # what is converted may be a scaled q
+            replay_centre = replay_error = None
     elif stages.precision == "tf32x3":
         error = _split_error(q, turned, size)
     elif stages.mma:
         error = np.where(size <= 2.0**24 * unit, 0.0, mma_scores(q, k, stages.io))
     else:
         error = _sum_error(q, size, unit, stages)
+    if not (stages.scaled or stages.mma):  # the model's operands are q and k as they are stored
+        error = error + _underflow(q, turned, stages, factor)
     error = np.where(size * (1 + 2.0**-10) < FLOAT32.largest, error, np.inf)
     return Scores(centre, _finished(centre, error, stages), own, replay_centre, replay_error)
 
@@ -88,6 +95,18 @@ def _sum_error(q: Array, size: Array, unit: Array, stages: Stages) -> Array:
     count = stages.addition * width + (0 if stages.scaled else 6)
     error = gamma(count) * size + width * (FLOAT32.tiny if stages.scaled else 2.0**-126)
     return np.where((size <= 2.0**24 * unit) & stages.scaled, 0.0, error)
+
+
+def _underflow(q: Array, turned: Array, stages: Stages, factor: float) -> Array | float:
+    """Scaled operands, and their products, may be subnormal; in units of S."""
+    if not factor:
+        return 0.0  # every logit is 0
+    least = NORMAL if stages.flush else FLOAT32.tiny
+    if stages.precision != "ieee":
+        least += 2 * TF32.tiny
+    other = np.abs(q).sum(-1)[..., None] + np.abs(turned).sum(-2)[..., None, :]
+    with np.errstate(over="ignore"):
+        return (least * other + q.shape[-1] * (NORMAL + least**2)) / min(abs(factor), 1.0)
 
 
 def _converted(q: Array, turned: Array, size: Array) -> Array:
@@ -123,12 +142,15 @@ def mma_scores(q: Array, k: Array, fmt: Format) -> Array:
 def largest_product(left: Array, right: Array, fmt: Format) -> Array:
     """2**max_j(e(a_j) + e(b_j)) for rows a of left and columns b of right, at most 16 terms.
 
-    e is the exponent, at least emin: subnormal operands may be aligned as they are stored. The
-    maximum is one matrix product: of 8th powers of powers of two, at most 16 of which are added, so
-    that the exponent of the sum, divided by 8 and rounded down, is the maximum itself. Terms
-    below 2**-60 of the largest operand are raised to that. Nothing is aligned below 2**-126: the
-    smallest exponent of an accumulator.
+    e is the exponent, at least emin: subnormal operands may be aligned as they are stored; zeros
+    have none, and a row of `right` that meets zeros alone is not looked at. The maximum is one
+    matrix product: of 8th powers of powers of two, at most 16 of which are added, so that the
+    exponent of the sum, divided by 8 and rounded down, is the maximum itself. Terms below 2**-60 of
+    the largest operand are raised to that. Nothing is aligned below 2**-126: the smallest exponent
+    of an accumulator.
     """
+    met = left.any(-2)[..., None]
+    right = right if met.all() else np.where(met, right, 0.0)
     a, top_a = _scaled(left, fmt)
     b, top_b = _scaled(right, fmt)
     total = a @ b
@@ -142,9 +164,9 @@ def largest_product(left: Array, right: Array, fmt: Format) -> Array:
 
 
 def _scaled(x: Array, fmt: Format) -> tuple[Array, float]:
-    size = np.maximum(power(x), 2.0**fmt.emin)
+    size = np.maximum(power(x), 2.0**fmt.emin)  # no matter for a zero, which is left out below
     top = float(size.max(initial=2.0**fmt.emin))
     size = np.maximum(size / top, _REACH)
     size *= size
     size *= size
-    return size * size, top
+    return size * size * (x != 0), top

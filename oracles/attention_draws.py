@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from tightrope.limits import Limits
+from tightrope.limits import Limits, meet, picked
 from tightrope.oracles.attention_builds import FIELDS, Build
-from tightrope.oracles.attention_inputs import offset_range
-
-# Around blocks of 16 (the interpreter's), and around those of 64 and 128 (a GPU's); mostly such
-# that a row's maximum can change between blocks.
-LENGTHS = {
-    "small": (3, 5, 7, 15, 16) * 2 + (17, 31, 32, 33, 47, 49, 64, 65, 80) * 4 + (2, 1),
-    "large": (130, 65, 127, 128, 129, 200, 255, 256, 257, 320, 511, 513, 640, 1023, 1100),
-}
-QUERIES = {
-    "small": (3, 1, 2, 4, 5, 7, 15, 16, 17, 18, 33),
-    "large": (5, 1, 16, 17, 64, 65, 127, 128, 129, 200, 257, 300),
-}
-PROGRAMS = {"small": 6, "large": 32}  # (batch, head, 16 rows) of a launch
-WORK = {"small": 120_000, "large": 2_000_000}  # groups x rows x keys x head_dim_v of the budget
+from tightrope.oracles.attention_draw_lengths import FAR, Whole, apart_under, lengths
+from tightrope.oracles.attention_inputs import OFFSET_SPREAD, offset_range
 
 DATA_WEIGHTS = ("normal",) * 10 + ("times_3", "spiking", "rising", "few_bits") * 2
 DATA_V_WEIGHTS = ("normal",) * 18 + ("alternating", "large", "few_bits") * 3
@@ -35,8 +24,8 @@ class Draw:
     st: Any
     limits: Limits
 
-    def one(self, name: str, wanted: Sequence[Any]) -> Any:
-        return self.draw(self.st.sampled_from(self.limits.pick(name, tuple(wanted))))
+    def one(self, name: str, wanted: Sequence[Any], most: int | None = None) -> Any:
+        return self.draw(self.st.sampled_from(self.limits.pick(name, tuple(wanted), most)))
 
     def of(self, values: Sequence[Any]) -> Any:
         return self.draw(self.st.sampled_from(tuple(values)))
@@ -46,8 +35,9 @@ class Draw:
 
 
 def drawn_case(
-    d: Draw, rows: Sequence[Build], every: Sequence[Build], heads: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
+    d: Draw, rows: Sequence[Build], every: Sequence[Build], heads: Sequence[tuple[int, int]],
+    apart: Whole,
+) -> dict[str, Any]:  # fmt: skip
     """The fields of one AttentionCase."""
     size = d.one("size", ("small", "large"))
     pool = d.one("builds", ("committed", "free"))
@@ -57,7 +47,7 @@ def drawn_case(
     fields["bias"] = d.one("bias", BIAS) if fields["bias"] else "none"
     fields["sink"] = d.one("sink", (False, False, True))
     fields["softmax_scale"] = d.one("softmax_scale", (None, None, None, 0.0625, 0.3, 1.0))
-    fields |= lengths(d, size, fields, heads)
+    fields |= lengths(d, size, fields, heads, apart)
     fields |= masks(d, fields)
     fields |= contents(d, fields)
     fields |= layouts(d, fields)
@@ -68,79 +58,58 @@ SOFT = (5.0, 50.0, 1.0, 20.0)
 BIAS = ("full", "mask", "alibi", "key", "query")
 
 
-def lengths(
-    d: Draw, size: str, fields: dict[str, Any], heads: Sequence[tuple[int, int]]
-) -> dict[str, int]:
-    """batch, heads and lengths whose launch and whose budget stay small."""
-    num_heads, num_kv_heads = d.of(heads)
-    seqlen_k = d.one("seqlen_k", LENGTHS[size])
-    room = WORK[size] // (num_heads * max(seqlen_k, 1) * fields["head_dim_v"])
-    room = min(room, PROGRAMS[size] // num_heads * 16)
-    seqlen_q = d.one("seqlen_q", [n for n in QUERIES[size] if n <= room] or [1])
-    room = min(room // max(seqlen_q, 1), PROGRAMS[size] // (num_heads * -(-seqlen_q // 16)))
-    batch = d.one("batch", [n for n in (1, 2, 3) if n <= max(room, 1)])
-    if "decode" in d.limits.where:
-        seqlen_q = 1
-    if "square" in d.limits.where:
-        seqlen_q = seqlen_k = _both(d, size)
-    found = {"batch": batch, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    return {**found, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k} | _nothing(d)
-
-
-def _both(d: Draw, size: str) -> int:
-    """A length that seqlen_q and seqlen_k both may have."""
-    wanted = [n for n in QUERIES[size] if n > 2 and d.limits.allows("seqlen_k", n)]
-    low, high = d.limits.bounds("seqlen_k")
-    return int(d.one("seqlen_q", wanted or [max(low, min(high, QUERIES[size][0]))]))
-
-
-def _nothing(d: Draw) -> dict[str, int]:
-    """Now and then a length, or the batch, is 0."""
-    which = d.of((None,) * 77 + ("seqlen_k", "seqlen_q", "batch"))
-    fixed = {"decode", "square"} & d.limits.where
-    if which is None or fixed or not d.limits.allows(which, 0):
-        return {}
-    if which == "seqlen_k" and not d.limits.allows("empty_rows", True):
-        return {}
-    return {which: 0}
-
-
 def masks(d: Draw, fields: dict[str, Any]) -> dict[str, Any]:
     """Causal, windows and offset; without empty rows if those are not allowed, or not drawn."""
     n, m = fields["seqlen_q"], fields["seqlen_k"]
-    empty = d.one("empty_rows", (False, False, True)) if m else True
+    empty = d.one("empty_rows", (False, False, True)) if m or not n else True
     causal = d.one("causal", (False, True, True))
     left = d.one("window_left", (None,) * 16 + (15, 16, 17, 31, 64) * 2 + (3, 7, 2, 1, 0))
     right = d.one("window_right", (None,) * 16 + (16, 7, 2, 1, 0))
-    low, high = offset_range(n, m, causal, left, right)
-    if not empty and low > high:  # more rows than the window reaches: no window on the left
-        left = None
-        low, high = offset_range(n, m, causal, left, right)
-    if empty:
-        low, high = -n - 2, m + 2
-    offset = _offset(d, max(low, -n - 2), max(low, min(high, m + 2)), m - n, empty)
+    empty, causal, left, right = _fitting(d.limits, m - n, (empty, causal, left, right))
+    offset = _offset(d, n, m, (empty, causal, left, right))
     offsets = d.one("offsets", ("int", "int", "tensor"))
+    near = range(offset - OFFSET_SPREAD, offset + OFFSET_SPREAD + 1)
+    if d.limits.allows("offsets", "int") and not all(d.limits.allows("q_offset", o) for o in near):
+        offsets = "int"  # the other sequences' offsets are near this one
     return {
         "causal": causal, "window_left": left, "window_right": right, "empty_rows": empty,
         "q_offset": offset, "offsets": offsets,
     }  # fmt: skip
 
 
-def _offset(d: Draw, low: int, high: int, bottom_right: int, empty: bool) -> int:
-    """Mostly the two usual alignments, where they are in [low, high]; less so for empty rows."""
-    related = {"square": 0, "no_offset": 0, "bottom_right": bottom_right, "decode": bottom_right}
-    for relation, offset in related.items():
-        if relation in d.limits.where:
-            return offset
-    least, most = d.limits.bounds("q_offset")
-    low, high = max(low, least), min(high, most)
-    if low > high:
-        return min(max(0, least), most)
+def _fitting(limits: Limits, difference: int, drawn: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The mask drawn, or, if it leaves no offset, one that differs from its last fields on."""
+    names = ("empty_rows", "causal", "window_left", "window_right")
+    options = [(x, *limits.values(name)) for x, name in zip(drawn, names, strict=True)]
+    # a window on the left is what fails most often, one on the right hardly ever
+    for empty, causal, right, left in product(*options[:2], options[3], options[2]):
+        if difference in apart_under(limits, (empty, causal, left, right)):
+            return empty, causal, left, right
+    return drawn  # without a query: no row is empty, whatever the mask
+
+
+def _offset(d: Draw, n: int, m: int, mask: tuple[Any, ...]) -> int:
+    """Mostly the two usual alignments, where they are allowed; less so for empty rows."""
+    empty, causal, left, right = mask
+    if "square" in d.limits.where:
+        return 0
+    if {"bottom_right", "decode"} & d.limits.where:
+        return m - n
+    low, high = (-FAR, FAR) if empty else offset_range(n, m, causal, left, right)
+    every = meet(d.limits.allowed("q_offset"), range(low, high + 1))
+    allowed = meet(every, range(-n - 2, m + 3))
+    if not allowed:
+        return int(d.of(picked(every, (-n - 2, 0, m + 2)) or d.limits.pick("q_offset", (0,))))
     # a few rows at offset 0 see a few keys only, whose weights can hardly be told from equal ones
-    usual = [bottom_right] * 4 + [0] * (1 if bottom_right > 0 else 4)
-    usual = [offset for offset in usual if low <= offset <= high]
+    top_left = 0 if n <= 2 and causal and "without_lse" in d.limits.where else 4
+    usual = [m - n] * 4 + [0] * (min(top_left, 1) if m > n else top_left)
+    usual = [offset for offset in usual if offset in allowed]
     kind = d.of((*usual[:2], "any", "any") if empty else (*usual, "any"))
-    return d.number(low, high) if kind == "any" else int(kind)
+    if kind != "any":
+        return int(kind)
+    if isinstance(allowed, range) and allowed.step == 1:
+        return d.number(allowed[0], allowed[-1])
+    return int(allowed[d.number(0, len(allowed) - 1)])
 
 
 def contents(d: Draw, fields: dict[str, Any]) -> dict[str, Any]:

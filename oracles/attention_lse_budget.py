@@ -24,7 +24,8 @@ def lse_terms(parts: Parts, total: Array, own: Array, stages: Stages
         summed = np.where(parts.denominator < 1, -np.log1p(-parts.denominator), np.inf)
         summed = np.minimum(summed, moved)
         before = np.where(np.isfinite(moved), moved - summed, np.inf)
-    log_size = np.abs(log2) + parts.shift_error + moved / LN2
+    shift = parts.shift_error + half_ulp(parts.top)  # the kernel's l is relative to RN(M)
+    log_size = np.abs(log2) + shift + moved / LN2
     args = (np.abs(parts.top) + parts.shift_error, log_size, np.abs(lse), moved, stages)
     forms = [f(*args) for name, f in FORMS.items() if stages.lse in (name, "any")]
     terms = {"weights": before, "denominator": summed}

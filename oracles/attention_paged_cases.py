@@ -108,9 +108,15 @@ def cases(limits: Limits) -> SearchStrategy[AttentionPagedCase]:
     from hypothesis import strategies as st
 
     from tightrope.oracles.attention_draws import Draw, contents
-    from tightrope.oracles.attention_varlen_draws import common, layouts, masks, members
+    from tightrope.oracles.attention_varlen_draws import (
+        common,
+        layouts,
+        masks,
+        members,
+        possible,
+    )
 
-    limits = related(limits, NARROWED_BY, "attention_paged")
+    limits = possible(related(limits, NARROWED_BY, "attention_paged"), "attention_paged")
     rows, every = builds(limits), free(limits)
     heads = head_counts(limits, (*HEADS, (8, 1), (8, 2)))
 

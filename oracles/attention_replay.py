@@ -14,7 +14,7 @@ import numpy as np
 
 from tightrope.formats import Array
 from tightrope.oracles.attention_dots import KEPT, STEP, TRUNCATED, largest_product
-from tightrope.oracles.attention_numbers import FLOAT32, U, gamma, half_ulp, power
+from tightrope.oracles.attention_numbers import FLOAT32, TF32, U, gamma, half_ulp, power
 from tightrope.oracles.attention_softmax_budget import Schedule, Weights
 from tightrope.oracles.attention_stages import Stages
 
@@ -25,7 +25,8 @@ class Products:
 
     value: middle @ v; radius: radius @ |v|; size: (middle + radius) @ |v| or None; largest: bounds
     on the largest product, a power of two, or None; count: visible keys. sums: of P in each block,
-    (groups, rows, blocks), and keys: visible ones.
+    (groups, rows, blocks), and keys: visible ones. under: of `tf32x3`, what the small parts of P
+    and V lose where they are subnormal.
     """
 
     value: Array
@@ -35,6 +36,7 @@ class Products:
     count: Array
     sums: Array
     keys: Array
+    under: Array | None
 
 
 def products(found: Weights, seen: Array, v: Array, width: int, stages: Stages) -> Products:
@@ -50,10 +52,14 @@ def products(found: Weights, seen: Array, v: Array, width: int, stages: Stages) 
     away = radius @ np.abs(right)
     size = None if stages.mma else middle @ np.abs(right) + away
     largest = largest_product(middle + radius, right, stages.io) if stages.mma else None
+    under = None
+    if stages.precision == "tf32x3":
+        some = middle + radius  # a P that is certainly 0 is split exactly
+        under = 2 * TF32.tiny * (((some > 0) * 1.0) @ np.abs(right) + some.sum(-1)[..., None])
     blocks = (groups, rows, keys // width, width)
     return Products(
         middle @ right, away, size, largest, tiles(seen).sum(-1)[..., None],
-        found.size.reshape(blocks).sum(-1), seen.reshape(blocks).sum(-1),
+        found.size.reshape(blocks).sum(-1), seen.reshape(blocks).sum(-1), under,
     )  # fmt: skip
 
 
@@ -106,16 +112,19 @@ class Accumulators:
     def _rescale(self, plan: Schedule, block: int) -> None:
         changed = plan.changed[..., block]
         alpha, off = plan.alpha[..., block], plan.alpha_error[..., block]
-        grown = alpha * (1 + off)
+        grown, before = alpha * (1 + off), self.size
         self.radius = (
             self.radius * grown[..., None] + np.abs(self.centre) * (alpha * off)[..., None]
         )
         self.error = self.error * grown[..., None]
         self.centre = self.centre * alpha[..., None]
-        self.error += (changed[..., None] & self.used) * half_ulp(self.size)
+        lost = half_ulp(self.size)
+        if self.stages.normalised:  # fl(l alpha) is a factor of acc: relative, up to u
+            lost = U * self.size + FLOAT32.tiny * before
+        self.error += (changed[..., None] & self.used) * lost
         self.l, self.l_error = self.l * grown, self.l_error * grown
-        lost = np.where(changed & (self.l > 0), half_ulp(self.l), 0.0)
-        self.l, self.l_error = self.l + lost, self.l_error + lost
+        one = np.where(changed & (self.l > 0), half_ulp(self.l), 0.0)
+        self.l, self.l_error = self.l + one, self.l_error + one
 
     def _add(self, work: Products, step: int) -> None:
         count = work.count[:, step]
@@ -125,7 +134,8 @@ class Accumulators:
             lost: Any = (count > 0) * ((count + self.used) * KEPT) * largest
         else:
             assert work.size is not None
-            lost = self._added(count, before, work.size[:, step])
+            under = None if work.under is None else work.under[:, step]
+            lost = self._added(count, before, work.size[:, step], under)
         self.centre = self.centre + work.value[:, step]
         self.radius = self.radius + work.radius[:, step]
         self.error = self.error + lost
@@ -134,16 +144,16 @@ class Accumulators:
             self.error += (count > 0) * after
         self.used = self.used | (count > 0)
 
-    def _added(self, count: Array, before: Array, size: Array) -> Array:
+    def _added(self, count: Array, before: Array, size: Array, under: Array | None
+               ) -> Array:  # fmt: skip
         """Any order of `count` products and the accumulator."""
         terms = count + self.used
-        split = self.stages.precision == "tf32x3"
-        rounds = self.stages.addition * (terms + 2 * split * count)
+        rounds = self.stages.addition * (terms + 2 * (under is not None) * count)
         if self.stages.io is not FLOAT32:
             rounds = rounds * (terms > 1)
         lost = gamma(rounds) * (before + size) + count * FLOAT32.tiny
-        if split:
-            lost = lost + 1.25 * 2.0**-20 * size + count * 2.0**-130
+        if under is not None:
+            lost = lost + 1.25 * 2.0**-20 * size + count * 2.0**-130 + under
         return np.where(count > 0, lost, 0.0)
 
     def _sum(self, total: Array, keys: Array) -> None:

@@ -18,7 +18,7 @@ from tightrope.oracles.attention_dots import Scores, scores
 from tightrope.oracles.attention_numbers import LN2, TF32, growth, rounded
 from tightrope.oracles.attention_problem import Problem
 from tightrope.oracles.attention_replay import Accumulators, Products, products
-from tightrope.oracles.attention_scores_budget import logits
+from tightrope.oracles.attention_scores_budget import logits, smallest_factor
 from tightrope.oracles.attention_softmax_budget import Schedule, Start, schedule, weights
 from tightrope.oracles.attention_stages import Stages
 from tightrope.oracles.attention_sums import Sums
@@ -112,7 +112,7 @@ def rows_of(problem: Problem, stages: Stages, given: Scores | None) -> Rows:
 
 def _keys(problem: Problem, stages: Stages, given: Scores | None, cut: slice,
           shape: tuple[int, int]) -> Keys:  # fmt: skip
-    found = given or scores(problem.q, problem.k[:, cut], stages)
+    found = given or scores(problem.q, problem.k[:, cut], stages, smallest_factor(problem))
     at = cut if given is not None else slice(None)
     seen = problem.visible[..., cut]
     bias = None if problem.bias is None else problem.bias[..., cut]

@@ -51,6 +51,11 @@ def logits(problem: Problem, centre: Array, error: Array, own: Array | float, st
     return Logits(np.where(seen, t, -np.inf), np.where(seen, e, 0.0), np.where(seen, mine, 0.0))
 
 
+def smallest_factor(problem: Problem) -> float:
+    """The least that `logits="any"` may multiply q or k with: the scale, or scale/softcap."""
+    return abs(problem.softmax_scale) / max(problem.softcap or 1.0, 1.0)
+
+
 def _plain(scale: float, s: Array, error: Array, own: Array | float, stages: Stages
            ) -> tuple[Array, Array, Array]:  # fmt: skip
     factor = scale * LOG2E
@@ -110,7 +115,9 @@ def _capped(s: Array, scale: float, cap: float, error: Array, own: Array | float
     y, e, mine = _times(s, scale / cap, error, own)
     tanh = np.tanh(y)
     moved = _tanh_by_exp(y, tanh, e, stages)
-    if not stages.scaled:  # or the vendor's tanh, 2 ulp of the correctly rounded value
+    if not stages.scaled:
+        # or 2 sigmoid(2y) - 1, which is the same at -y; or the vendor's tanh, 2 ulp of RN(tanh)
+        moved = np.maximum(moved, _tanh_by_exp(-y, tanh, e, stages))
         vendor = np.minimum((1 - tanh * tanh) * e + e * e, e)
         moved = np.maximum(moved, vendor + 5 * half_ulp(np.minimum(np.abs(tanh) + vendor, 2.0)))
     constant = abs(float(np.float32(cap)) / cap - 1) + 2 * U64

@@ -104,7 +104,8 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
 }
 
 AXES = (
-    *("dtype", "out_dtype", "head_dim", "head_dim_v", "causal", "window_left", "window_right"),
+    *("dtype", "out_dtype", "head_dim", "head_dim_v", "num_heads", "num_kv_heads"),
+    *("causal", "window_left", "window_right"),
     *("softcap", "sink", "bias_dtype", "softmax_scale", "offsets", "spare", "data", "data_v"),
     *("hidden", "empty_rows", "layout_q", "layout_k", "layout_v", "size", "builds"),
 )
@@ -140,9 +141,15 @@ def cases(limits: Limits) -> SearchStrategy[AttentionVarlenCase]:
     from hypothesis import strategies as st
 
     from tightrope.oracles.attention_draws import Draw, contents
-    from tightrope.oracles.attention_varlen_draws import common, layouts, masks, members
+    from tightrope.oracles.attention_varlen_draws import (
+        common,
+        layouts,
+        masks,
+        members,
+        possible,
+    )
 
-    limits = related(limits, NARROWED_BY, "attention_varlen")
+    limits = possible(related(limits, NARROWED_BY, "attention_varlen"), "attention_varlen")
     rows, every, heads = builds(limits), free(limits), head_counts(limits)
 
     @st.composite

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tightrope.limits import Limits, meet, picked, smallest
 from tightrope.oracles.attention_builds import Build
-from tightrope.oracles.attention_draws import LENGTHS, QUERIES, SOFT, WORK, Draw
+from tightrope.oracles.attention_draw_lengths import FAR, LENGTHS, QUERIES, WORK, both
+from tightrope.oracles.attention_draws import SOFT, Draw
 from tightrope.oracles.attention_varlen_builds import FIELDS
 
 COUNTS = (2, 1, 3, 4, 2, 3, 5, 6)
@@ -41,6 +43,35 @@ def masks(d: Draw) -> dict[str, Any]:
     }
 
 
+def possible(limits: Limits, contract: str) -> Limits:
+    """These limits without masks under which a row would be empty that may not be.
+
+    Raises ValueError if lengths contradict one another, or the relations.
+    """
+    more: dict[str, Any] = {}
+    if "no_empty_member" in limits.where:
+        more |= {name: range(1, FAR) for name in ("seqlen_q", "seqlen_k")}
+    if "square" in limits.where:
+        more |= dict.fromkeys(("seqlen_q", "seqlen_k"), limits.allowed("seqlen_q"))
+        more["seqlen_q"] = limits.allowed("seqlen_k")
+    narrowed = limits.narrowed(more)
+    fewest = narrowed and max(smallest(narrowed.allowed("seqlen_q")), 0)
+    if narrowed and narrowed.bounds("seqlen_k")[1] < (fewest or 0):
+        unmasked = {"causal": (False,), "window_left": (None,), "window_right": (None,)}
+        keys = narrowed.bounds("seqlen_k")[1]
+        narrowed = narrowed.narrowed({"empty_rows": (True,)}) or (
+            narrowed.narrowed(unmasked) if keys else None
+        )
+    if narrowed is None:
+        raise ValueError(f"no seqlen_q and seqlen_k of {contract} are within these limits")
+    if "no_empty_member" in limits.where and "square" in limits.where:
+        common = meet(narrowed.allowed("seqlen_q"), range(1, FAR))
+        narrowed = narrowed.narrowed({"seqlen_q": common, "seqlen_k": common}) if common else None
+    if narrowed is None:
+        raise ValueError(f"no seqlen_q == seqlen_k > 0 of {contract} is within these limits")
+    return narrowed
+
+
 def members(
     d: Draw, fields: dict[str, Any], heads: Sequence[tuple[int, int]], queries: bool = True
 ) -> dict[str, Any]:
@@ -58,8 +89,7 @@ def members(
     volume = num_heads * max(count, 1) * max(longest, 1) * fields["head_dim_v"]
     room = min(WORK[size] // volume, 16 * most // max(count, 1)) if queries else 1
     kinds = EMPTY_MEMBERS if fields["empty_rows"] else MEMBERS
-    found = [_member(d, kinds if i else (), longest, room, size) for i in range(count)]
-    found = [_related(d, fields, n, m) for n, m in found]
+    found = [_member(d, fields, kinds if i else (), longest, room) for i in range(count)]
     first = d.number(0, max(count - 1, 0))  # where the longest stands
     found = found[first:] + found[:first]
     lengths = {"seqlens_q": tuple(n for n, _ in found), "seqlens_k": tuple(m for _, m in found)}
@@ -67,33 +97,39 @@ def members(
 
 
 def _member(
-    d: Draw, kinds: Sequence[str], longest: int, room: int, size: str
-) -> tuple[int, int]:  # fmt: skip
+    d: Draw, fields: dict[str, Any], kinds: Sequence[str], longest: int, room: int
+) -> tuple[int, int]:
     """(queries, keys) of one sequence; of these kinds, or, if there are none, the longest."""
-    n = d.one("seqlen_q", [n for n in QUERIES[size] if n <= room] or [1])
-    if not kinds:
-        return n, longest
-    m = d.one("seqlen_k", [n for n in LENGTHS[size] if n <= longest] or [longest])
-    kind = d.of(kinds)
+    size = fields["size"]
+    if "square" in d.limits.where:
+        # one query, or two, at offset 0 see a single key, or mostly so
+        n = m = both(d, size, room, 3 if "without_lse" in d.limits.where else 1)
+    else:
+        n = d.one("seqlen_q", QUERIES[size], room)
+        m = d.one("seqlen_k", LENGTHS[size], longest) if kinds else longest
+        n, m = _seen(d.limits, fields, n, m)
+    kind = d.of(kinds) if kinds else "both"
     if "no_empty_member" in d.limits.where or kind == "both":
         return n, m
     none = {"no queries": (0, m), "no keys": (n, 0), "neither": (0, 0)}[kind]
-    allowed = all(
-        d.limits.allows(name, x) for name, x in zip(("seqlen_q", "seqlen_k"), none, strict=True)
-    )
-    return none if allowed else (n, m)
+    if "square" in d.limits.where or (none[1] == 0 and not fields["empty_rows"]):
+        none = (0, 0)
+    named = zip(("seqlen_q", "seqlen_k"), none, strict=True)
+    return none if all(d.limits.allows(name, x) for name, x in named) else (n, m)
 
 
-def _related(d: Draw, fields: dict[str, Any], n: int, m: int) -> tuple[int, int]:
-    """Lengths as relations want them, and without empty rows where there must be none."""
-    if "square" in d.limits.where:
-        n = m = min(n, m)
-    masked = fields["causal"] or any(
-        fields[side] is not None for side in ("window_left", "window_right")
-    )
-    if not fields["empty_rows"] and (masked or m == 0):
-        n = min(n, m)
-    return n, m
+def _seen(limits: Limits, fields: dict[str, Any], n: int, m: int) -> tuple[int, int]:
+    """These lengths, or allowed ones near them where no row may be empty."""
+    sides = (fields["window_left"], fields["window_right"])
+    masked = fields["causal"] or any(side is not None for side in sides)
+    if fields["empty_rows"] or n <= m or not (masked or m == 0):
+        return n, m
+    fewer = picked(meet(limits.allowed("seqlen_q"), range(1, m + 1)), (m,))
+    if fewer:
+        return fewer[-1], m
+    n = smallest(limits.allowed("seqlen_q"))
+    more = picked(meet(limits.allowed("seqlen_k"), range(max(n, 1), FAR)), (n,))
+    return (n, more[0]) if more else (0, m)
 
 
 def layouts(d: Draw, fields: dict[str, Any]) -> dict[str, Any]:

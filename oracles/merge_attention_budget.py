@@ -157,6 +157,11 @@ def weight_errors(gap: Array, moved: Array, live: Array, how: Rounding) -> tuple
     return np.where(live & (lost == 0), off, 0.0), np.where(live, lost, 0.0)
 
 
+def overflow(size: Array) -> Array:
+    """Where a sum of products whose magnitudes add up to `size` may leave float32."""
+    return ~(size * (1 + 2.0**-10) < FLOAT32.largest)
+
+
 def _denominator(at: States, off: Array, lost: Array) -> tuple[Array, Array]:
     """(what its weights are off, what its additions lose), relative to the exact one."""
     weights = (off + lost).sum(0) / at.total
@@ -174,6 +179,7 @@ def _divided(
         per = np.where(left > 0, 1 / np.maximum(left, 1e-300), np.inf)[:, None]
     share = (at.weight + off + lost) / at.total
     size = np.abs(at.out)
+    beyond = overflow(at.weighed(share if normalised else at.weight + off + lost))
     rounds = gamma(np.where(at.gap == 0, at.count - 1.0, at.count) + normalised)
     with np.errstate(invalid="ignore"):
         terms = {
@@ -188,7 +194,7 @@ def _divided(
         else:
             before = sum(terms.values(), np.zeros(size.shape))
             terms["division"] = 2 * how.division * half_ulp(size + before)
-    return terms
+    return {name: np.where(beyond, np.inf, term) for name, term in terms.items()}
 
 
 def _direct(at: States, error: Array, how: Rounding) -> Terms:
@@ -199,10 +205,11 @@ def _direct(at: States, error: Array, how: Rounding) -> Terms:
     share = at.weight / at.total + off + lost
     count = at.count.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        total = at.weighed(share * gamma(count)) + 2 * len(share) * how.least
         return {
             "weights": at.weighed(off),
             "flush": at.weighed(lost),
-            "sum": at.weighed(share * gamma(count)) + 2 * len(share) * how.least,
+            "sum": np.where(overflow(at.weighed(share)), np.inf, total),
             "denominator": np.zeros(at.out.shape),
             "division": np.zeros(at.out.shape),
         }

@@ -55,8 +55,8 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
 }
 
 AXES = (
-    *("dtype", "splits", "head_dim", "data", "empty", "hidden", "layout_outs", "layout_lses"),
-    "size",
+    *("dtype", "splits", "rows", "num_heads", "head_dim", "data", "empty", "hidden"),
+    *("layout_outs", "layout_lses", "size"),
 )
 
 RELATIONS = {

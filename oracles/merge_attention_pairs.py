@@ -25,7 +25,7 @@ def pairwise(at: States, how: Rounding, once: Terms) -> tuple[Terms, Terms]:
     A state passes at most n - 1 merges on its way into the result; its gaps there add up to no more
     than lse - lse_i, and an lse that is merged is off by what its own merges lost.
     """
-    from tightrope.oracles.merge_attention_budget import logarithm
+    from tightrope.oracles.merge_attention_budget import logarithm, overflow
 
     merges = np.maximum(at.count - 1.0, 0.0)
     log = np.log(at.total)
@@ -47,7 +47,11 @@ def pairwise(at: States, how: Rounding, once: Terms) -> tuple[Terms, Terms]:
     lost = np.where(gone, np.maximum(share, off), 0.0)
     off = np.where(at.live & ~gone, off, 0.0)
     lse = _of_lse(once, merges, inner, rho)
-    return _of_out(at, share + off + lost, off, lost, merges, rho, how), lse
+    terms = _of_out(at, share + off + lost, off, lost, merges, rho, how)
+    # two states, each with a weight of up to 1 before a node divides, or two shares of 1
+    beyond = overflow((1 if how.forms == ("direct",) else 2) * np.abs(at.outs).max(0, initial=0.0))
+    terms["sum"] = np.where(beyond, np.inf, terms["sum"])
+    return terms, lse
 
 
 def _of_lse(once: Terms, merges: Array, inner: Array, rho: Array) -> Terms:

@@ -20,6 +20,7 @@ from tightrope.oracles.attention_budget import forward
 from tightrope.oracles.attention_dots import Scores, scores
 from tightrope.oracles.attention_numbers import U64
 from tightrope.oracles.attention_problem import Problem
+from tightrope.oracles.attention_scores_budget import smallest_factor
 from tightrope.oracles.attention_stages import Stages
 from tightrope.oracles.rope_attention_alternatives import right
 from tightrope.oracles.rope_attention_inputs import finite_keys, flattened, unflattened
@@ -89,20 +90,22 @@ def rotated_scores(
         for n, x in (("q", inputs["q"]), ("k", finite_keys(case, inputs)))
     )
     size_q, size_k = np.abs(q.exact) + q.error, np.abs(k.exact) + k.error
-    worst = scores(size_q, size_k, stages).error
+    worst = scores(size_q, size_k, stages, smallest_factor(p)).error
     centre = q.exact @ _t(k.exact)
     moved = np.abs(q.exact) @ _t(k.error) + q.error @ _t(size_k)
     own = np.abs(q.exact) @ _t(k.own) + q.own @ _t(size_k)
     own = own + p.q.shape[-1] * U64 * (size_q @ _t(size_k))
     again: tuple[Array | None, Array | None] = None, None
     if given["contraction"] == "none" or (not wide and kept.name != "float32"):
-        again = _replayed(q, k, worst, stages)
+        again = _replayed(q, k, worst, stages, smallest_factor(p))
     return Scores(centre, worst + moved, own, *again)
 
 
-def _replayed(q: Turned, k: Turned, worst: Array, stages: Stages) -> tuple[Array, Array]:
+def _replayed(
+    q: Turned, k: Turned, worst: Array, stages: Stages, factor: float
+) -> tuple[Array, Array]:
     """Centre and error of scores whose rotated q and k are known, but for a few undecided ones."""
-    found = scores(q.near, k.near, stages)
+    found = scores(q.near, k.near, stages, factor)
     centre, error = found.centre, found.error
     if found.replay_centre is not None and found.replay_error is not None:
         centre, error = found.replay_centre, found.replay_error

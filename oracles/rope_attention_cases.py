@@ -84,10 +84,11 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "layout_table": TABLE_LAYOUTS,
 }
 
+_LAST = ("size", "builds")
 AXES = (
-    *(axis for axis in attention_cases.AXES if axis not in ("bias", "size", "builds")),
+    *(axis for axis in attention_cases.AXES if axis in DOMAIN and axis not in _LAST),
     *("rotary_dim", "interleaved", "table_dtype", "position_dtype", "table", "positions"),
-    *("layout_table", "size", "builds"),
+    *("layout_table", *_LAST),
 )
 
 RELATIONS = {
@@ -116,17 +117,19 @@ def cases(limits: Limits) -> SearchStrategy[RopeAttentionCase]:
     """
     from hypothesis import strategies as st
 
-    from tightrope.oracles.attention_draws import Draw, contents, lengths, masks
+    from tightrope.oracles.attention_draw_lengths import differences, lengths
+    from tightrope.oracles.attention_draws import Draw, contents, masks
     from tightrope.oracles.attention_varlen_draws import common, layouts
 
     limits = related(limits, NARROWED_BY, "rope_attention")
     rows, every, heads = builds(limits), free(limits), head_counts(limits)
+    apart = differences(limits, "rope_attention")
 
     @st.composite
     def case(draw: Any) -> RopeAttentionCase:
         d = Draw(draw, st, limits)
         fields = common(d, rows, every, FIELDS)
-        fields |= lengths(d, fields["size"], fields, heads)
+        fields |= lengths(d, fields["size"], fields, heads, apart)
         fields |= masks(d, fields)
         fields |= _positions(d, fields)
         fields |= contents(d, fields)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from itertools import combinations
+from dataclasses import fields, replace
+from itertools import combinations, product
 
 import pytest
-from attention_case_draws import NAMES, drawn
+from attention_case_draws import CONTRADICTIONS, DENSE, NAMES, NARROW, SEQUENCES, drawn, known
 
 from tightrope.contract import contract
 from tightrope.formats import FORMATS
-from tightrope.oracles import attention_builds, attention_varlen_builds, rope_attention_builds
+from tightrope.oracles import (
+    attention_builds,
+    attention_draw_lengths,
+    attention_varlen_builds,
+    rope_attention_builds,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,6 +41,11 @@ HOLDS = {
     "full_rotary": lambda c: c.rotary_dim == c.head_dim,
     "same_dtype_table": lambda c: c.dtype == "float32" or c.table_dtype == "input",
     "no_empty_member": lambda c: 0 not in (*c.seqlens_q, *c.seqlens_k),
+    "without_lse": lambda c: (
+        c.data not in ("repeated_keys", "near_ties")
+        and c.data_v != "constant"
+        and c.window_left not in (0, 1)
+    ),
     "usual_page_size": lambda c: c.page_size in (16, 32, 64, 128, 256),
     "contiguous": lambda c: (
         {v for f, v in vars(c).items() if f.startswith("layout_")} == {"contiguous"}
@@ -63,9 +73,54 @@ def aligned(case):
     return not inner and all(n * size % 16 == 0 for n in rows)
 
 
+def every_relation():
+    return {**HOLDS, "square": square, "decode": decode, "aligned16": aligned}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_narrow_limits_hold_for_every_field_and_every_member(name, size):
+    spec, holds = contract(name), every_relation()
+    for where, limited in known(name, NARROW):
+        limits = spec.limits(limited, where)
+        for case in drawn(name, 40, where, size, **limited):
+            values = {field: (value,) for field, value in vars(case).items()}
+            if name in SEQUENCES:
+                values |= {"seqlen_q": case.seqlens_q, "seqlen_k": case.seqlens_k}
+                values["sequences"] = (len(case.seqlens_q),)
+            assert all(limits.allows(f, v) for f in limited for v in values[f]), (where, case)
+            assert all(holds[relation](case) for relation in where), (where, case)
+
+
+@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_narrow_limits_leave_cases_small(name, size):
+    spec, holds = contract(name), every_relation()
+    for where, limited in known(name, NARROW):
+        limits = spec.limits(limited, where)
+        short = [[n for n in range(129) if limits.allows(f, n)] for f in ("seqlen_q", "seqlen_k")]
+        pairs = sorted((n * m, n, m) for n, m in product(*short) if n and m)
+        for case in drawn(name, 40, where, size, **limited):
+            work = case.batch * case.num_heads * case.seqlen_q * case.seqlen_k * case.head_dim_v
+            if work <= attention_draw_lengths.WORK[size]:
+                continue
+            fields = [replace(case, seqlen_q=n, seqlen_k=m) for _, n, m in pairs]
+            least = next(c for c in fields if all(holds[relation](c) for relation in where))
+            assert (case.seqlen_q, case.seqlen_k) == (least.seqlen_q, least.seqlen_k), case
+            assert case.batch == max(limited.get("batch", (1,))[0], 1)
+
+
+@pytest.mark.parametrize("name", DENSE + SEQUENCES)
+def test_limits_and_relations_that_contradict_one_another_leave_no_case(name):
+    spec = contract(name)
+    for where, limited in known(name, CONTRADICTIONS):
+        with pytest.raises(ValueError, match=name):
+            spec.cases(spec.limits(limited, where))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_relations_construct_cases(name):
-    holds = {**HOLDS, "square": square, "decode": decode, "aligned16": aligned}
+    holds = every_relation()
     for relation in contract(name).relations:
         cases = drawn(name, 15, (relation,))
         assert all(holds[relation](case) for case in cases), relation
@@ -91,6 +146,9 @@ def test_every_legal_pair_of_compile_time_values_occurs(name):
 
     shapes = {tuple(b[i] for i in dims) for b in rows}
     every = [b for b in module.free(spec.limits({})) if tuple(b[i] for i in dims) in shapes]
+    at = module.FIELDS.index("dtype"), module.FIELDS.index("bias_dtype")
+    # of float32 inputs a bias in float32 has the dtype of the input
+    every = [b for b in every if (b[at[0]], b[at[1]]) != ("float32", "input")]
     if name == "attention":  # without a bias nothing but a sink has that dtype
         every = [b for b in every if b[-2] or b[-1] == "float32"]
     assert not set().union(*map(pairs, every)) - set().union(*map(pairs, rows))

@@ -106,7 +106,7 @@ def test_what_no_row_may_see_does_not_matter_and_is_poisoned(name):
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequences_are_of_every_kind(name):
-    cases = drawn(name, 120)
+    cases = drawn(name, 400)
     counts = {len(case.seqlens_q) for case in cases}
     members = [m for c in cases for m in zip(c.seqlens_q, c.seqlens_k, strict=True)]
     assert counts >= {1, 2, 3, 4}

@@ -203,6 +203,9 @@ def test_the_output_is_rounded_once(attend: Attend, dtype: str) -> None:
     assert same(attend(*tensors, causal=True), [out.to(tensors[0].dtype), lse])
 
 
+# On a GPU the two loops give one tile to warps in different ways (Triton 3.6, 16 rows: 2 by 2 and 4
+# by 1), and with that go the orders in which a row is summed: its bits are the interpreter's alone.
+@pytest.mark.skipif(HOME != "cpu", reason="on a GPU the order of a sum depends on the loop too")
 @pytest.mark.parametrize("options", [{}, {"softcap": 4.0}, {"causal": True, "q_offset": -3}])
 def test_both_schedules_meet(options: dict[str, Any]) -> None:
     """On one tile of keys in everything, on any number of them in lse: it takes the same steps."""

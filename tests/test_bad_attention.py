@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_calls import HOME, drawn
@@ -41,9 +42,22 @@ def offsets(*numbers: int, dtype: str = "int32") -> torch.Tensor:
     return torch.tensor(numbers, dtype=getattr(torch, dtype), device=HOME)
 
 
+def nested(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> torch.Tensor:
+    return torch.nested.nested_tensor([*tensor], layout=layout)
+
+
+BLOCKS: list[tuple[type[Exception], Any]] = [
+    *((TypeError, wrong) for wrong in ([16, 16, 4, 1], True, 0, 3, "abcd", (16, 16, True, 1))),
+    *((TypeError, wrong) for wrong in ((16.0, 16, 4, 1), offsets(16, 16, 4, 1))),
+    *((ValueError, wrong) for wrong in ((), (16, 16), (-16, 16, 4, 1), (16, 0, 4, 1))),
+    *((ValueError, wrong) for wrong in ((8, 16, 4, 1), (16, 24, 4, 1), (16, 16, 3, 1))),
+    (ValueError, (16, 16, 4, 0)),
+]
 META = {n: t.to("meta") for n, t in good().items()}
 LONG = like(1, 1, 1, DIM).expand(BATCH, KV_HEADS, 2**31, DIM)
 LONG_V = like(1, 1, 1, DIM_V).expand(BATCH, KV_HEADS, 2**31, DIM_V)
+
+CAP = {"softcap": 1024.5}
 
 WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     # what: error, argument named first, changes
@@ -73,6 +87,8 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "scale infinite": (ValueError, "softmax_scale", {"softmax_scale": float("inf")}),
     "causal 1": (TypeError, "causal", {"causal": 1}),
     "window a number": (TypeError, "window_size", {"window_size": 3}),
+    "window a tensor": (TypeError, "window_size", {"window_size": offsets(3, 0)}),
+    "window an array": (TypeError, "window_size", {"window_size": np.array([3, 0])}),
     "window a list": (TypeError, "window_size", {"window_size": [3, None]}),
     "window of one": (ValueError, "window_size", {"window_size": (3,)}),
     "window negative": (ValueError, "window_size", {"window_size": (-1, 0)}),
@@ -80,6 +96,9 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "window of bools": (TypeError, "window_size", {"window_size": (None, True)}),
     "softcap 0": (ValueError, "softcap", {"softcap": 0.0}),
     "softcap negative": (ValueError, "softcap", {"softcap": -30.0}),
+    "softcap above 1024": (ValueError, "softcap: expected None or a softcap in (0, 1024]", CAP),
+    "softcap tiny": (ValueError, "softcap", {"softcap": 2.0**-61}),
+    "softcap True": (TypeError, "softcap", {"softcap": True}),
     "softcap a tensor": (TypeError, "softcap", {"softcap": offsets(3)}),
     "offset a float": (TypeError, "q_offset", {"q_offset": 2.0}),
     "offset None": (TypeError, "q_offset", {"q_offset": None}),
@@ -98,6 +117,11 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "out_dtype": (TypeError, "out_dtype", {"out_dtype": torch.bfloat16}),
     "out_dtype a string": (TypeError, "out_dtype", {"out_dtype": "float32"}),
     "validate 1": (TypeError, "validate", {"validate": 1}),
+    "q sparse": (TypeError, "q.layout", {"q": good()["q"].to_sparse()}),
+    "bias sparse": (TypeError, "bias.layout", {"bias": like(1, 1, ROWS, KEYS).to_sparse()}),
+    "q nested": (TypeError, "q.layout", {"q": nested(good()["q"])}),
+    "sink jagged": (TypeError, "sink.layout", {"sink": nested(like(HEADS, 1), torch.jagged)}),
+    **{f"blocks {blocks}": (kind, "blocks", {"blocks": blocks}) for kind, blocks in BLOCKS},
 }
 
 
@@ -142,7 +166,7 @@ def test_the_call_that_the_cases_spoil_is_accepted(attend: Attend, launches: lis
 
 @ATTENTIONS
 def test_options_that_are_off_in_other_words_are_accepted(attend: Attend) -> None:
-    for options in ({"window_size": None}, {"softmax_scale": 1}, {"softcap": 30}):
+    for options in ({"window_size": None}, {"softmax_scale": 1}, {"softcap": 1024}):
         attend(**good(**options))
 
 
@@ -156,6 +180,7 @@ def test_options_that_are_off_in_other_words_are_accepted(attend: Attend) -> Non
         ({"q_offset": 1}, {"q_offset": True}),
         ({"q_offset": 1}, {"q_offset": 1.0}),
         ({"window_size": (1, 0)}, {"window_size": (True, False)}),
+        ({"blocks": (16, 16, 1, 1)}, {"blocks": (16, 16, True, 1)}),
     ],
 )
 def test_one_is_not_true_after_the_right_call_either(
@@ -185,9 +210,31 @@ def test_tensors_without_memory_are_refused(attend: Attend) -> None:
         attend(**META)
 
 
-def test_another_dot_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^dot_precision: expected ieee or tf32x3, got tf32"):
-        query_outer.attention(**good(), dot_precision="tf32")
+@ATTENTIONS
+@pytest.mark.parametrize("name", ["q", "bias", "q_offset"])
+def test_a_pending_minus_is_refused(attend: Attend, name: str) -> None:
+    changed = good(bias=like(1, 1, ROWS, 1), q_offset=offsets(1, 2))
+    attend(**changed)
+    changed[name] = torch._neg_view(changed[name])
+    with pytest.raises(ValueError, match=r"^is_neg\(\): expected"):
+        attend(**changed)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "error", "expected"),
+    [
+        ("float32", "tf32", ValueError, "ieee or tf32x3 for torch.float32, got tf32"),
+        ("float16", "tf32x3", ValueError, "ieee for torch.float16, got tf32x3"),
+        ("bfloat16", "tf32x3", ValueError, "ieee for torch.bfloat16, got tf32x3"),
+        ("float32", None, TypeError, "ieee or tf32x3, got None"),
+    ],
+)
+def test_another_dot_precision_is_refused(
+    dtype: str, given: Any, error: type[Exception], expected: str
+) -> None:
+    tensors = drawn(BATCH, HEADS, KV_HEADS, ROWS, KEYS, DIM, DIM_V, dtype=dtype)
+    with pytest.raises(error, match=f"^dot_precision: expected {expected}$"):
+        query_outer.attention(*tensors, dot_precision=given)
 
 
 @ATTENTIONS

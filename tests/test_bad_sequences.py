@@ -41,6 +41,11 @@ def rotating() -> dict[str, Any]:
 
 PACKED, PAGES, TURNS = packed(LENGTHS, spare=0), paged(packed(LENGTHS, spare=0), 8), rotating()
 STATES = {"outs": zeros(3, 5, 16, dtype="float32"), "lses": zeros(3, 5, dtype="float32")}
+TILES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "tile a list": (TypeError, "blocks", {"blocks": [16, 16, 4, 1]}),
+    "tile of two": (ValueError, "blocks", {"blocks": (16, 16)}),
+    "tile negative": (ValueError, "blocks", {"blocks": (-16, 16, 4, 1)}),
+}
 WRONG_PACKED = {
     "no tensor": (TypeError, "q", {"q": 1.0}),
     "float64": (TypeError, "q.dtype", {"q": zeros(5, 4, 16, dtype="float64")}),
@@ -58,6 +63,10 @@ WRONG_PACKED = {
     "causal 1": (TypeError, "causal", {"causal": 1}),
     "window negative": (ValueError, "window_size", {"window_size": (-1, None)}),
     "softcap 0": (ValueError, "softcap", {"softcap": 0.0}),
+    "softcap above 1024": (ValueError, "softcap", {"softcap": 1025.0}),
+    "q sparse": (TypeError, "q.layout", {"q": zeros(5, 4, 16).to_sparse()}),
+    "starts sparse": (TypeError, "cu_seqlens_q.layout", {"cu_seqlens_q": int32(0, 3).to_sparse()}),
+    **TILES,
     "out_dtype": (TypeError, "out_dtype", {"out_dtype": torch.bfloat16}),
 }
 TWO_V = zeros(25, 2, 257)
@@ -72,6 +81,7 @@ WRONG_VARLEN = {
     "keys past the last": (ValueError, "cu_seqlens_k", {"cu_seqlens_k": int32(0, 20, 26)}),
 }
 KEYS, VALUES = PAGES["k_cache"], PAGES["v_cache"]
+NO_PAGES = {"k_cache": KEYS[:0], "v_cache": VALUES[:0]}
 WRONG_PAGED = {
     "cache of three axes": (ValueError, "k_cache.shape", {"k_cache": KEYS[0]}),
     "two widths": (ValueError, "k_cache.shape", {"k_cache": KEYS[..., :8]}),
@@ -83,11 +93,14 @@ WRONG_PAGED = {
     "length negative": (ValueError, "cache_seqlens", {"cache_seqlens": int32(20, -1)}),
     "length past the table": (ValueError, "cache_seqlens", {"cache_seqlens": int32(20, 41)}),
     "page past the cache": (IndexError, "block_table", {"cache_seqlens": int32(20, 9)}),
+    "page of no cache": (IndexError, "block_table: expected none", NO_PAGES),
     "splits 0": (ValueError, "splits", {"splits": 0}),
     "splits True": (TypeError, "splits", {"splits": True}),
 }
 WRONG_STATES = {
     "no tensor": (TypeError, "outs", {"outs": [0.0]}),
+    "nested": (TypeError, "outs.layout", {"outs": torch.nested.nested_tensor([*STATES["outs"]])}),
+    "tile of 3 rows": (ValueError, "blocks", {"blocks": (3, 4)}),
     "half": (TypeError, "outs.dtype", {"outs": zeros(3, 5, 16)}),
     "two axes": (ValueError, "outs.shape", {"outs": zeros(3, 16, dtype="float32")}),
     "six axes": (ValueError, "outs.shape", {"outs": zeros(3, 1, 1, 1, 5, 16, dtype="float32")}),
@@ -96,6 +109,7 @@ WRONG_STATES = {
     "head_dim 0": (ValueError, "head_dim", {"outs": zeros(3, 5, 0, dtype="float32")}),
 }
 NINE = zeros(9, 9, dtype="float32")
+NO_ROWS = dict.fromkeys(("cos", "sin"), NINE[:0, :4])
 WRONG_TURNS = {
     "interleaved 1": (TypeError, "interleaved", {"interleaved": 1}),
     "rotary_dim above": (ValueError, "rotary_dim", {"cos": NINE, "sin": NINE}),
@@ -105,8 +119,12 @@ WRONG_TURNS = {
     "float positions": (TypeError, "q_positions.dtype", {"q_positions": zeros(3)}),
     "keys' positions": (ValueError, "q_positions.shape", {"q_positions": TURNS["k_positions"]}),
     "three axes": (ValueError, "k_positions.shape", {"k_positions": zeros(1, 1, 5, dtype="int32")}),
-    "row past the table": (IndexError, "positions", {"q_positions": int32(0, 9, 1)}),
-    "row negative": (IndexError, "positions", {"k_positions": int32(0, 1, 2, 3, -1)}),
+    "row of no table": (IndexError, "q_positions: expected none", NO_ROWS),
+    "cos sparse": (TypeError, "cos.layout", {"cos": TURNS["cos"].to_sparse()}),
+    "softcap above 1024": (ValueError, "softcap", {"softcap": 1025.0}),
+    **TILES,
+    "row past the table": (IndexError, "q_positions", {"q_positions": int32(0, 9, 1)}),
+    "row negative": (IndexError, "k_positions", {"k_positions": int32(0, 1, 2, 3, -1)}),
     "offset None": (TypeError, "q_offset", {"q_offset": None}),
     "bad causal": (TypeError, "causal", {"causal": None}),
 }
@@ -161,13 +179,17 @@ def test_the_calls_that_the_cases_spoil_are_accepted(launches: list[int]) -> Non
 
 
 @pytest.mark.parametrize("what", ["varlen", "paged", "merge", "rotating"])
-def test_gradients_and_tensors_without_memory_are_refused(what: str) -> None:
+def test_tensors_that_are_more_or_less_than_memory_are_refused(what: str) -> None:
     kernel, good = {
-        "varlen": (attention_varlen, PACKED), "paged": (attention_paged, PAGES),
-        "merge": (merge_attention, STATES), "rotating": (rope_attention, TURNS),
-    }[what]  # fmt: skip
-    for name, tensor in good.items():
-        if torch.is_tensor(tensor) and tensor.is_floating_point():
+        "varlen": (attention_varlen, {**PACKED, "q_offset": int32(0, 1)}),
+        "paged": (attention_paged, {**PAGES, "q_offset": int32(0, 1)}),
+        "merge": (merge_attention, STATES),
+        "rotating": (rope_attention, {**TURNS, "q_offset": int32(0, 1)}),
+    }[what]
+    for name, tensor in [pair for pair in good.items() if torch.is_tensor(pair[1])]:
+        with pytest.raises(ValueError, match=r"^is_neg\(\): expected"):
+            kernel(**{**good, name: torch._neg_view(tensor)})
+        if tensor.is_floating_point():
             with pytest.raises(ValueError, match=r"^requires_grad: expected"):
                 kernel(**{**good, name: tensor.clone().requires_grad_()})
     meta = {n: t.to("meta") if torch.is_tensor(t) else t for n, t in good.items()}

@@ -6,7 +6,7 @@ import pytest
 
 from tightrope import Arithmetic
 from tightrope.implementation import Implementation, implements, resolve
-from tightrope.limits import Limits, check_limits, describe
+from tightrope.limits import Limits, check_limits, describe, meet
 from tightrope.oracles.attention_cases import NARROWED_BY, related
 
 DOMAIN = {"dtype": ("float32", "float16"), "head_dim": range(2, 257, 2)}
@@ -25,7 +25,31 @@ def test_picking_falls_back_to_what_is_allowed():
     limits = Limits(DOMAIN, {"head_dim": (88,)})
     assert limits.pick("head_dim", (64, 128)) == (88,)
     assert limits.pick("dtype", ("float16",)) == ("float16",)
-    assert Limits(DOMAIN, {"head_dim": range(90, 99, 2)}).pick("head_dim", (64,)) == (90, 98)
+    assert Limits(DOMAIN, {"head_dim": range(90, 99, 2)}).pick("head_dim", (64,)) == (90,)
+
+
+def test_of_integers_the_nearest_are_picked_without_walking_through_a_range():
+    domain = {"n": range(0, 1 << 60)}
+    stepped = Limits(domain, {"n": range(64, 1 << 60, 64)})
+    assert stepped.pick("n", (3, 130, 200)) == (64, 128, 192)
+    assert stepped.pick("n", (3, 130, 200), most=130) == (64, 128)
+    assert stepped.pick("n", (3, 5)) == (64,)
+    assert Limits(domain, {"n": (0, 7)}).pick("n", (1, 2)) == (7,)
+    assert Limits(domain, {"n": (0,)}).pick("n", (1, 2)) == (0,)
+    check_limits(domain, {"n": range(64, 1 << 60, 64)}, (), ())
+    with pytest.raises(ValueError, match="unknown value"):
+        check_limits({"n": range(0, 99, 2)}, {"n": range(0, 99, 3)}, (), ())
+
+
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize(("step", "other"), [(1, 1), (2, 3), (4, 6), (6, 4), (-3, 5), (7, 7)])
+def test_two_ranges_meet_where_their_values_do(start, step, other):
+    some = range(start, 60, step) if step > 0 else range(60, start, step)
+    others = range(-4, 50, other)
+    assert list(meet(some, others)) == sorted(set(some) & set(others))
+    assert Limits({"n": others}).narrowed({"n": some}) is None or isinstance(
+        Limits({"n": others}).narrowed({"n": some}).given["n"], range
+    )
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,23 @@ def test_a_missing_term_is_noticed(output, term):
             kernel = Kernel(pattern, division_ulp=exact["division_ulp"], seed=seed)
             worst = max(worst, excess(kernel.run(*states(inputs), form, "once"), less)[output])
     assert worst > 1
+
+
+def extreme(*outs):
+    """States of one row and head with equal lse and the given outs."""
+    o = np.array(outs, np.float32).reshape(-1, 1, 1, 1)
+    return {"outs": o, "lses": np.zeros(o.shape[:3], np.float32)}
+
+
+@pytest.mark.parametrize(("form", "order"), [("division", "once"), ("any", "any")])
+def test_sums_that_may_overflow_have_no_bound(form, order):
+    arithmetic = Arithmetic(form=form, order=order).over(STAGES)
+    for outs in ((3e38, 2e38), (3e38, -2e38, 1.0)):
+        assert np.isinf(CONTRACT.budget(None, extreme(*outs), arithmetic)["out"].bound).all()
+    found = CONTRACT.budget(None, extreme(1e38, 1e38), arithmetic)["out"]
+    assert np.isfinite(found.bound).all()
+
+
+def test_weights_that_are_divided_first_keep_large_sums_finite():
+    arithmetic = Arithmetic(form="normalised", order="once").over(STAGES)
+    assert np.isfinite(CONTRACT.budget(None, extreme(3e38, 2e38), arithmetic)["out"].bound).all()

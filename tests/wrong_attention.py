@@ -57,7 +57,7 @@ wrong(
 FAR = {"data": ("far_groups",), "causal": (True,), "softcap": (None,), "sink": (False,)}
 wrong("running_maximum_starts_at_0", Steps(first=0.0), **FAR)
 INTERLEAVED = Steps(heads=lambda x, group: x.repeat(1, group, 1, 1))
-wrong("kv_heads_interleaved", INTERLEAVED, num_heads=(4, 6), num_kv_heads=(2, 4, 6))
+wrong("kv_heads_interleaved", INTERLEAVED, num_heads=(4, 6))
 EMPTY = {"bias": ("mask",), "empty_rows": (True,)}
 wrong("finite_number_for_minus_infinity", Steps(hidden=-1e4), **EMPTY)
 wrong(

@@ -17,10 +17,11 @@ import triton
 from tightrope.attention_tiles import Config
 from tightrope.launch import aligned, capability, check_plain, launcher
 from tightrope.validate import refuse
-from tightrope.validate_attention import check_attention
+from tightrope.validate_attention import check_attention, check_blocks
 
 UNIT = 8  # elements a stride of an aligned build counts: 16 bytes of a 16-bit type
 PRECISIONS = ("ieee", "tf32x3")
+NO_KEY = (AttributeError, TypeError, RuntimeError, ValueError)  # not strided tensors, no options
 UNBOUNDED = 2**40  # keys on one side: past every sequence, and far from overflowing 64 bits
 
 
@@ -43,7 +44,8 @@ class Schedule(NamedTuple):
     kernel(tensors, numbers, constants). config(heads, seqlen_q, width, itemsize, bias, capability):
     its tile. together(heads, group, kv_bytes): heads, or row tiles, that share what is read once.
     programs(heads, row_tiles, together): of a launch. has_aligned: whether it has that build.
-    has_scratch: whether it wants head_dim_v + 2 float32 numbers a row.
+    has_scratch: whether it wants head_dim_v + 2 float32 numbers a row, stored and loaded in loops,
+    so that num_stages is 1 whatever `blocks` says.
     """
 
     kernel: Any
@@ -68,16 +70,21 @@ _PLANS: dict[Any, Plan] = {}
 
 
 def described(arguments: Iterable[Any]) -> tuple[Any, ...]:
-    """All about arguments but addresses and elements, as a key. Raises TypeError if none is made.
+    """All about arguments but addresses and elements, as a key.
 
-    Types stand beside values, since True == 1 == 1.0.
+    Types stand beside values, and for those in a tuple behind all, since True == 1 == 1.0.
+    Raises TypeError, AttributeError or RuntimeError (a sparse tensor) if there is no key.
     """
-    return tuple(
-        [
-            (x.shape, x.stride(), x.dtype, x.device) if hasattr(x, "stride") else (type(x), x)
-            for x in arguments
-        ]
-    )
+    found: list[Any] = []
+    kinds: list[type] = []
+    for x in arguments:
+        if hasattr(x, "stride"):
+            found.append((x.shape, x.stride(), x.dtype, x.device))
+        else:
+            found.append((type(x), x))
+            if isinstance(x, tuple):
+                kinds += map(type, x)
+    return (*found, *kinds)
 
 
 def bounds(causal: bool, window_size: tuple[int | None, int | None] | None) -> tuple[int, int]:
@@ -145,13 +152,13 @@ def _constants(
 def _plan(
     schedule: Schedule, q: Any, k: Any, v: Any, options: Options, precision: str, blocks: Any
 ) -> Plan:
-    if precision not in PRECISIONS:
-        refuse("dot_precision", " or ".join(PRECISIONS), precision)
     (batch, num_heads, seqlen_q, head_dim), head_dim_v = q.shape, v.shape[-1]
     gpu, size, heads = capability(schedule.kernel, q.device), q.element_size(), batch * num_heads
     width, bias = max(head_dim, head_dim_v), options.bias is not None
     chosen = schedule.config(heads, seqlen_q, width, size, bias, gpu)
     tile = Config(*(blocks or chosen))
+    if schedule.has_scratch:
+        tile = tile._replace(num_stages=1)
     row_tiles = triton.cdiv(seqlen_q, tile.BLOCK_M)
     kv_bytes = k.shape[2] * (head_dim + head_dim_v) * size
     together = schedule.together(heads, num_heads // k.shape[1], kv_bytes)
@@ -169,28 +176,39 @@ def _plan(
     return Plan(build(1), build(UNIT) if fits else None, nothing[0], *nothing)
 
 
+def _check(q: Any, k: Any, v: Any, options: Options, precision: Any, rest: Any) -> None:
+    validate, blocks = rest
+    check_attention(q, k, v, **options._asdict(), validate=validate)
+    check_blocks(blocks)
+    allowed = PRECISIONS if q.dtype == torch.float32 else PRECISIONS[:1]
+    if not isinstance(precision, str):
+        refuse("dot_precision", " or ".join(allowed), repr(precision), TypeError)
+    if precision not in allowed:
+        refuse("dot_precision", f"{' or '.join(allowed)} for {q.dtype}", precision)
+
+
 def attend(
     schedule: Schedule, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options,
     precision: str, validate: bool, blocks: Config | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Check, plan once for a set of metadata, and launch: out and lse. Raises as check_attention.
+    """Check, plan once for a set of metadata, and launch: out and lse.
 
     precision: of float32 dots, "ieee" or "tf32x3". blocks: a tile other than the schedule's.
+    Raises as check_attention and check_blocks.
     """
     try:
-        window = map(type, options.window_size or ())
-        rest = (id(schedule), precision, validate, blocks, *window)  # a kernel's hash takes long
+        rest = (id(schedule), precision, validate, blocks)  # a kernel's hash takes long
         key = described((q, k, v, *options, *rest))
         plan = _PLANS.get(key)
-    except (AttributeError, TypeError):  # not tensors, or not options: the check says which
+    except NO_KEY:  # the check says why
         plan = None
     if plan is None:
-        check_attention(q, k, v, **options._asdict(), validate=validate)
+        _check(q, k, v, options, precision, (validate, blocks))
         if len(_PLANS) >= 4096:
             _PLANS.clear()
         plan = _PLANS[key] = _plan(schedule, q, k, v, options, precision, blocks)
     bias, sink, offsets = options.bias, options.sink, options.q_offset
-    check_plain(*[t for t in (q, k, v, bias, sink) if t is not None])
+    check_plain(q, k, v, bias, sink, offsets)
     rows, out_dtype = q.shape[:3], options.out_dtype or q.dtype
     out = torch.empty((*rows, v.shape[3]), dtype=out_dtype, device=q.device)
     lse = torch.empty(rows, dtype=torch.float32, device=q.device)

@@ -31,12 +31,14 @@ def capability(kernel: Any, device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-def check_plain(*tensors: torch.Tensor) -> None:
-    """Refuse tensors that mean more than their memory holds; ValueError.
+def check_plain(*tensors: Any) -> None:
+    """Refuse tensors that mean more than their memory holds; ValueError. What is no tensor passes.
 
     That is: autograd would record the call, or a minus sign is pending (`x.conj().imag`).
     """
     for t in tensors:
+        if not isinstance(t, torch.Tensor):
+            continue
         if t.requires_grad and torch.is_grad_enabled():
             refuse("requires_grad", "False, or torch.no_grad(): no gradient is computed", True)
         if t.is_neg():

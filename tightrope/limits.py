@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any
 
 Domain = Mapping[str, tuple[Any, ...] | range]
@@ -32,7 +33,7 @@ class Limits:
         return tuple(v for v in known if v in given)
 
     def allows(self, name: str, value: Any) -> bool:
-        return value in (self.given[name] if name in self.given else self.domain[name])
+        return value in self.allowed(name)
 
     def all_of(self, needs: Mapping[str, Collection[Any]]) -> bool:
         """Whether all these values of these fields are allowed; unknown fields do not count."""
@@ -43,21 +44,23 @@ class Limits:
 
     def bounds(self, name: str) -> tuple[int, int]:
         """Smallest and largest allowed integer of a field."""
-        values = self.given.get(name, self.domain[name])
+        values = self.allowed(name)
         ends = (values[0], values[-1]) if isinstance(values, range) else values
         return min(ends), max(ends)
 
-    def pick(self, name: str, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Those of `wanted` that are allowed; if none is, what is allowed (a range: its ends)."""
+    def allowed(self, name: str) -> Collection[Any]:
+        """What is allowed of a field, as it was given: a range stays one."""
+        return self.given[name] if name in self.given else self.domain[name]
+
+    def pick(self, name: str, wanted: tuple[Any, ...], most: int | None = None) -> tuple[Any, ...]:
+        """Those of `wanted` that are allowed; if none is, what is allowed.
+
+        Of integers the nearest to those wanted, as `nearest` has it; `most` is the largest.
+        """
+        if isinstance(self.domain[name], range):
+            return picked(self.allowed(name), wanted, most)
         kept = tuple(v for v in wanted if self.allows(name, v))
-        if kept:
-            return kept
-        values = self.given.get(name, self.domain[name])
-        return (
-            tuple(sorted({min(values), max(values)}))
-            if isinstance(values, range)
-            else tuple(values)
-        )
+        return kept or self.values(name)
 
     def narrowed(
         self, more: Mapping[str, Collection[Any]], where: Collection[str] = ()
@@ -65,11 +68,67 @@ class Limits:
         """These limits and more; None if nothing is left."""
         given = dict(self.given)
         for name, values in more.items():
-            kept = tuple(v for v in values if self.allows(name, v))
+            kept = meet(values, given[name] if name in given else self.domain[name])
             if not kept:
                 return None
             given[name] = kept
         return Limits(self.domain, given, self.where | frozenset(where))
+
+
+def meet(some: Collection[Any], others: Collection[Any]) -> tuple[Any, ...] | range:
+    """The values in both, in the order of `some`; of two ranges a range, found by arithmetic."""
+    if not isinstance(some, range):
+        return tuple(v for v in some if v in others)
+    if not isinstance(others, range):
+        return tuple(v for v in others if v in some)
+    if not some or not others:
+        return range(0)
+    a, b = (r if r.step > 0 else r[::-1] for r in (some, others))
+    common = gcd(a.step, b.step)
+    if (b[0] - a[0]) % common:
+        return range(0)
+    step = a.step // common * b.step
+    turns = (b[0] - a[0]) // common * pow(a.step // common, -1, b.step // common)
+    first = a[0] + a.step * (turns % (b.step // common))
+    first += -(-(max(a[0], b[0]) - first) // step) * step
+    return range(first, min(a[-1], b[-1]) + 1, step)
+
+
+def picked(
+    allowed: Collection[int], wanted: Collection[int], most: int | None = None
+) -> tuple[int, ...]:
+    """Those wanted that are allowed and at most `most`; if none is, the nearest that are allowed.
+
+    Those are in ascending order and no larger than what is wanted; if all are larger, it is the
+    smallest one allowed. 0 is only among them if nothing else is. () if nothing is allowed.
+    """
+    kept = tuple(w for w in wanted if w in allowed and (most is None or w <= most))
+    if kept or not allowed:
+        return kept
+    bound = max(wanted, default=1) if most is None else min(max(wanted, default=most), most)
+    near = sorted({n for w in wanted for n in nearest(allowed, w) if n != 0 and n <= bound})
+    return tuple(near) or (smallest(allowed),)
+
+
+def nearest(allowed: Collection[int], wanted: int) -> tuple[int, ...]:
+    """The allowed values on either side of the one wanted (one, if it is the same or an end)."""
+    if not isinstance(allowed, range):
+        below = max((v for v in allowed if v <= wanted), default=None)
+        above = min((v for v in allowed if v >= wanted), default=None)
+        return tuple({v for v in (below, above) if v is not None})
+    up = allowed if allowed.step > 0 else allowed[::-1]
+    at = (wanted - up.start) // up.step
+    sides = (at, at + ((wanted - up.start) % up.step > 0))
+    return tuple({up[min(max(i, 0), len(up) - 1)] for i in sides})
+
+
+def smallest(allowed: Collection[int]) -> int:
+    """The smallest positive value, or if there is none the largest."""
+    if isinstance(allowed, range):
+        largest = max(allowed[0], allowed[-1])
+        positive = meet(allowed, range(1, largest + 1))
+        return int(positive[0]) if positive else largest
+    return min((v for v in allowed if v > 0), default=max(allowed))
 
 
 def check_limits(
@@ -81,7 +140,11 @@ def check_limits(
             raise ValueError(f"unknown limit {name!r}; known: {', '.join(domain)}")
         if isinstance(values, str) or not isinstance(values, Collection) or not len(values):
             raise ValueError(f"limit {name}: expected a tuple or range of values, got {values!r}")
-        unknown = [v for v in values if v not in domain[name]]
+        some: Collection[Any] = values
+        if isinstance(values, range) and isinstance(domain[name], range):
+            # three values tell whether one progression lies in another
+            some = (values[0], values[:2][-1], values[-1])
+        unknown = [v for v in some if v not in domain[name]]
         if unknown:
             raise ValueError(
                 f"limit {name}: unknown value {unknown[0]!r}; known: {describe(domain[name])}"

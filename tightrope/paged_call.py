@@ -12,6 +12,7 @@ from tightrope.attention_tiles import PROCESSORS, Config, config
 from tightrope.launch import capability, check_plain, launcher
 from tightrope.sequence_call import Options, Plan, make_plan, planned, strides
 from tightrope.validate import refuse
+from tightrope.validate_attention import check_blocks
 from tightrope.validate_sequences import check_cache_values, check_paged, check_starts_values
 
 
@@ -74,15 +75,15 @@ def attend(
     """Check, plan once for a set of metadata, and launch: out and lse.
 
     kernels: one that attends, and one that merges its splits. tensors: the contract's, in order.
-    blocks, splits: others than `schedule`'s. Raises as check_paged and the value checks.
+    blocks, splits: others than `schedule`'s. Raises as check_paged, check_blocks, value checks.
     """
     q, k_cache, v_cache, cu_seqlens_q, block_table, cache_seqlens = tensors
     plan = planned(
         (kernels[0], *tensors, *options, validate, blocks, splits),
-        lambda: _check(tensors, options, validate, splits),
+        lambda: _check(tensors, options, validate, blocks, splits),
         lambda: _plan(kernels, tensors, options, blocks, splits),
     )
-    check_plain(*[t for t in (q, k_cache, v_cache, options.sink) if t is not None])
+    check_plain(*tensors, options.sink, options.q_offset)
     if validate or plan.on_cpu:
         check_starts_values("cu_seqlens_q", cu_seqlens_q, q.shape[0])
         check_cache_values(block_table, cache_seqlens, *k_cache.shape[:2])
@@ -101,8 +102,9 @@ def attend(
     return out, lse
 
 
-def _check(tensors: Any, options: Options, validate: Any, splits: Any) -> None:
+def _check(tensors: Any, options: Options, validate: Any, blocks: Any, splits: Any) -> None:
     check_paged(*tensors, **options._asdict(), validate=validate)
+    check_blocks(blocks)
     if splits is None:
         return
     if not isinstance(splits, int) or isinstance(splits, bool):

@@ -12,7 +12,7 @@ from tightrope.attention_call import broadcast_strides
 from tightrope.attention_tiles import Config, config, heads_together
 from tightrope.launch import capability, check_plain
 from tightrope.sequence_call import Options, Plan, arithmetic, make_plan, planned, strides
-from tightrope.validate_attention import check_attention, check_flag
+from tightrope.validate_attention import check_attention, check_blocks, check_flag
 from tightrope.validate_sequences import check_position_values, check_rope_attention
 
 Tensors = tuple[torch.Tensor, ...]
@@ -104,12 +104,13 @@ def _turn_plan(kernel: Any, tensors: Tensors, interleaved: bool) -> Plan:
 
 
 def _check(
-    tensors: Tensors, interleaved: Any, options: Options, copied: Any, validate: Any
+    tensors: Tensors, interleaved: Any, options: Options, copied: Any, validate: Any, blocks: Any
 ) -> None:  # fmt: skip
     q, k, v, cos, sin, q_positions, k_positions = tensors
     check_attention(q, k, v, **options._asdict(), validate=validate)
     check_rope_attention(q, k, cos, sin, q_positions, k_positions, interleaved)
     check_flag("copied", copied)
+    check_blocks(blocks)
 
 
 def attend(
@@ -119,15 +120,15 @@ def attend(
     """Check, plan once for a set of metadata, and launch: out and lse.
 
     kernels: one that attends, and one that turns a copy of k for it. tensors: the contract's, in
-    order. Raises as check_attention, check_rope_attention and check_position_values.
+    order. Raises as check_attention, check_rope_attention, check_blocks, check_position_values.
     """
     q, k, v, cos, sin, q_positions, k_positions = tensors
     plan = planned(
         (kernels[0], *tensors, interleaved, *options, copied, validate, blocks),
-        lambda: _check(tensors, interleaved, options, copied, validate),
+        lambda: _check(tensors, interleaved, options, copied, validate, blocks),
         lambda: _plan(kernels, tensors, interleaved, options, copied, blocks),
     )
-    check_plain(*[t for t in (q, k, v, cos, sin, options.sink) if t is not None])
+    check_plain(*tensors, options.sink, options.q_offset)
     if validate or plan.on_cpu:
         check_position_values(q_positions, k_positions, cos.shape[0])
     rows = q.shape[:3]

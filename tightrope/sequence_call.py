@@ -15,7 +15,7 @@ import torch
 import triton
 
 from tightrope import Arithmetic
-from tightrope.attention_call import UNIT, bounds, described, factors
+from tightrope.attention_call import NO_KEY, UNIT, bounds, described, factors
 from tightrope.attention_tiles import Config
 from tightrope.launch import aligned, launcher
 
@@ -77,11 +77,9 @@ def planned(arguments: Sequence[Any], check: Callable[[], None], make: Callable[
     """The plan for the arguments' metadata, made once by `make` after `check` let them pass."""
     key: Any = None
     try:
-        # Types beside values: (1, 0) == (True, False).
-        kinds = [type(side) for x in arguments if isinstance(x, tuple) for side in x]
-        key = described((*arguments, *kinds))
+        key = described(arguments)
         plan = _PLANS.get(key)
-    except (AttributeError, TypeError):  # not tensors, or not options: the check says which
+    except NO_KEY:  # the check says why
         plan = None
     if plan is None:
         check()

@@ -28,13 +28,23 @@ def dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def check_tensor(name: str, tensor: Any, axes: Sequence[str], dtypes: Sequence[str]) -> None:
-    """Refuse what is no tensor, or has another number of axes or another dtype.
-
-    Raises: TypeError (no tensor, dtype), ValueError (axes).
-    """
+def check_strided(name: str, tensor: Any) -> None:
+    """Refuse what is no tensor, or one that is sparse or nested. Raises TypeError."""
     if not hasattr(tensor, "stride"):
         refuse(name, "a tensor", type(tensor).__name__, TypeError)
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    nested = getattr(tensor, "is_nested", False)  # may call its layout strided all the same
+    if nested or layout != "torch.strided":
+        got = f"nested, {layout}" if nested else layout
+        refuse(f"{name}.layout", "torch.strided", got, TypeError)
+
+
+def check_tensor(name: str, tensor: Any, axes: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Refuse what is no strided tensor, or has another number of axes or another dtype.
+
+    Raises: TypeError (no tensor, layout, dtype), ValueError (axes).
+    """
+    check_strided(name, tensor)
     if len(tensor.shape) != len(axes):
         refuse(f"{name}.shape", f"({', '.join(axes)})", tuple(tensor.shape))
     if dtype_name(tensor) not in dtypes:
@@ -108,14 +118,13 @@ def check_disjoint(names: str, a: Any, b: Any) -> None:
         refuse(names, "outputs that share no element", "overlapping views of one storage")
 
 
-def check_rows(positions: Any, rows: int) -> None:
+def check_rows(positions: Any, rows: int, name: str = "positions") -> None:
     """Refuse positions that are no row of a table (IndexError); reads the elements."""
     if math.prod(positions.shape):
         low, high = (int(v) for v in positions.aminmax())
         if low < 0 or high >= rows:
-            refuse(
-                "positions", f"rows 0 to {rows - 1} of the table", f"{low} to {high}", IndexError
-            )
+            held = f"rows 0 to {rows - 1} of the table" if rows else "none of an empty table"
+            refuse(name, held, f"{low} to {high}", IndexError)
 
 
 def check_rope(

@@ -17,6 +17,8 @@ WIDTHS = range(1, 257)
 LONGEST = 2**31 - 2**10
 # Quotients and products of two factors within it stay normal numbers of float32.
 LARGEST = 2.0**60
+# An ulp of 1 in 1 - 2/(exp(2y) + 1) is worth a cap's 2^-24: out is off by 4e-4 at a cap of 1e4.
+LARGEST_CAP = 1024.0
 
 
 def check_number(name: str, value: Any, least: float, most: float) -> None:
@@ -31,6 +33,45 @@ def check_number(name: str, value: Any, least: float, most: float) -> None:
         refuse(name, expected, repr(value), TypeError)
     if not least <= value <= most:
         refuse(name, expected, value)
+
+
+def check_softcap(softcap: Any) -> None:
+    """Refuse a cap too large or too small for the kernels' tanh; None passes: no cap.
+
+    Raises: TypeError (no number), ValueError (its size).
+    """
+    expected = (
+        f"None or a softcap in (0, {LARGEST_CAP:g}], {1 / LARGEST:g} or more: "
+        "above, 1 - 2/(exp(2y) + 1), its tanh, cancels"
+    )
+    if softcap is None:
+        return
+    if not isinstance(softcap, int | float) or isinstance(softcap, bool):
+        refuse("softcap", expected, repr(softcap), TypeError)
+    if not 1 / LARGEST <= softcap <= LARGEST_CAP:
+        refuse("softcap", expected, softcap)
+
+
+def check_blocks(blocks: Any, tiles: tuple[str, ...] = ("BLOCK_M", "BLOCK_N"), least: int = 16,
+                 rest: tuple[str, ...] = ("num_stages",)) -> None:  # fmt: skip
+    """Refuse a tile that is no tuple of ints (TypeError), or whose ints no kernel can be built for.
+
+    `tiles`, powers of 2 from `least` on, come first, then num_warps, a power of 2, then `rest`,
+    positive (ValueError). None passes: the kernel's own.
+    """
+    if blocks is None:
+        return
+    names = (*tiles, "num_warps", *rest)
+    expected = (
+        f"None or ({', '.join(names)}), positive ints, {' and '.join(tiles)} powers of 2 and "
+        f">= {least}, num_warps a power of 2"
+    )
+    if not isinstance(blocks, tuple) or any(type(n) is not int for n in blocks):
+        refuse("blocks", expected, repr(blocks), TypeError)
+    if len(blocks) != len(names) or min(blocks) < 1 or min(blocks[: len(tiles)]) < least:
+        refuse("blocks", expected, blocks)
+    if any(n & (n - 1) for n in blocks[: len(tiles) + 1]):
+        refuse("blocks", expected, blocks)
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -145,7 +186,7 @@ def check_options(
     check_number("softmax_scale", softmax_scale, 1 / LARGEST, LARGEST)
     check_flag("causal", causal)
     check_window(window_size)
-    check_number("softcap", softcap, 1 / LARGEST, LARGEST)
+    check_softcap(softcap)
     check_flag("validate", validate)
     check_out_dtype(out_dtype, q)
 

@@ -14,6 +14,7 @@ from tightrope.validate import (
     TABLES,
     check_device,
     check_rows,
+    check_strided,
     check_tensor,
     dtype_name,
     refuse,
@@ -138,7 +139,8 @@ def check_cache_values(block_table: Any, cache_seqlens: Any, pages: int, page_si
         used = row[: -(-length // page_size)]
         wrong = next((page for page in used if not 0 <= page < pages), None)
         if wrong is not None:
-            refuse("block_table", f"pages 0 to {pages - 1} of the cache", wrong, IndexError)
+            held = f"pages 0 to {pages - 1} of the cache" if pages else "none of an empty cache"
+            refuse("block_table", held, wrong, IndexError)
 
 
 def check_merge(outs: Any, lses: Any) -> None:
@@ -146,8 +148,7 @@ def check_merge(outs: Any, lses: Any) -> None:
 
     Raises: TypeError (types, dtypes), ValueError (shapes, devices).
     """
-    if not hasattr(outs, "stride"):
-        refuse("outs", "a tensor", type(outs).__name__, TypeError)
+    check_strided("outs", outs)
     rows = ("rows", "rows_2", "rows_3")[: min(max(len(outs.shape) - 2, 1), 3)]
     check_tensor("outs", outs, ("splits", *rows, "head_dim"), ("float32",))
     check_tensor("lses", lses, ("splits", *rows), ("float32",))
@@ -171,7 +172,8 @@ def _check_table(q: Any, cos: Any, sin: Any) -> None:
 
 
 def _check_positions(name: str, positions: Any, batch: int, length: int, device: Any) -> None:
-    axes = ("batch", "seqlen") if len(getattr(positions, "shape", ())) == 2 else ("seqlen",)
+    check_strided(name, positions)
+    axes = ("batch", "seqlen") if len(positions.shape) == 2 else ("seqlen",)
     check_tensor(name, positions, axes, INTEGERS)
     check_device(name, positions, device)
     if tuple(positions.shape) not in ((length,), (batch, length)):
@@ -193,5 +195,5 @@ def check_rope_attention(
 
 def check_position_values(q_positions: Any, k_positions: Any, rows: int) -> None:
     """Refuse positions that are no row of the table; raises IndexError."""
-    check_rows(q_positions, rows)
-    check_rows(k_positions, rows)
+    check_rows(q_positions, rows, "q_positions")
+    check_rows(k_positions, rows, "k_positions")
