@@ -149,7 +149,7 @@ def largest_product(left: Array, right: Array, fmt: Format) -> Array:
     the largest operand are raised to that. Nothing is aligned below 2**-126: the smallest exponent
     of an accumulator.
     """
-    met = left.any(-2)[..., None]
+    met = np.asarray(left.any(-2))[..., None]
     right = right if met.all() else np.where(met, right, 0.0)
     a, top_a = _scaled(left, fmt)
     b, top_b = _scaled(right, fmt)

@@ -100,6 +100,10 @@ def is_law(item: pytest.Item) -> bool:
     return getattr(getattr(item, "function", None), "tightrope_law", None) is not None
 
 
+def _is_main(item: pytest.Item) -> bool:
+    return is_law(item) and item.name.partition("[")[0] == MAIN
+
+
 def _without_subject(item: pytest.Item) -> bool:
     """A law of a contract that nothing under test implements."""
     params = getattr(getattr(item, "callspec", None), "params", {})
@@ -118,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[i for i in items if i not in wanted])
         items[:] = wanted
-    items.sort(key=lambda i: not (is_law(i) and i.function.__name__ == MAIN))  # while time is left
+    items.sort(key=lambda i: not _is_main(i))  # first, while time is left
     config.stash[STATE].laws = sum(
         is_law(item) and not item.get_closest_marker("skip") for item in items
     )
