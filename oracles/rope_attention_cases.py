@@ -144,5 +144,7 @@ def _positions(d: Any, fields: dict[str, Any]) -> dict[str, Any]:
     rows = d.one("table_rows", ROWS)
     kind = d.one("positions", ("random", "offset", "per_batch", "range"))
     start = 0 if kind == "range" else d.number(min(1, rows - 1), rows - 1)
-    table = d.one("table", ("unstructured", "trigonometric"))
+    # a key at its query's own position is met at the angle 0, which only independent cos, sin show
+    alone = fields["causal"] and (fields["window_left"] == 0 or fields["seqlen_q"] == 1)
+    table = d.one("table", ("unstructured",) if alone else ("unstructured", "trigonometric"))
     return {"table_rows": rows, "positions": kind, "start": start, "table": table}

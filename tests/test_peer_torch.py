@@ -20,7 +20,7 @@ PLAIN = (None, None)
 @pytest.fixture(autouse=True)
 def on_the_cpu():
     if peer_torch.ON_GPU:
-        pytest.skip("what is tested here is the CPU's backends")
+        pytest.skip("the CPU's backends and what they lack; a GPU's are put to the laws instead")
 
 
 def drawn(*shape, dtype=torch.float32, seed=0):
