@@ -38,7 +38,7 @@ NOT_FAITHFUL: tuple[str, ...] = (
     " product made before a loop or a branch is fused here, one that passes through a reshape or a"
     " transposition is not; nothing is fused inside a reduction",
     "tensor cores: dots of one matrix equal an H200's bit for bit (see `interpreter.dots`). Not"
-    " verified: k above 32 for fp8 with fewer than 64 rows, fp8 with float16 accumulators, the fnuz"
+    " verified: fp8 with float16 accumulators, the fnuz"
     " types, batched dots, max_num_imprecise_acc. The rows alone decide here whether fp8 takes its"
     " own instruction (64 or more); on a GPU, 4 warps are needed too. Operands that a kernel widens"
     " (8 bits to 16, 16 to tf32) before a dot of fewer than 64 rows are summed in order here; an"

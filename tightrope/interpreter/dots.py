@@ -4,10 +4,10 @@ Arrays: a (..., M, K), b (..., K, N), c (..., M, N) in the accumulator's dtype; 
 
 Under `hopper` fp16, bf16, fp8 and tf32 operands take the tensor core's sum (`tensor_core`), float64
 and float32 with `ieee` a chain of fma in the order of k. All of it agreed bit for bit with an H200
-(2026-11-30, Triton 3.6.0, torch 2.11.0, `tests/record_device_arithmetic.py`): 27 million outputs of
+(2026-11-30, Triton 3.6.0, torch 2.11.0, `tests/record_device_arithmetic.py`): 28 million outputs of
 22 kinds of data, from subnormal to infinite. Of fp16 and bf16 up to 128 rows and k = 256, with
 float16 accumulators and of float32 up to 64 rows and k = 64, of fp8 up to k = 128 (with fewer than
-64 rows: 16 rows, k = 32), of float64 16 rows and k = 16.
+64 rows: 16 rows to k = 64, 32 rows at k = 128), of float64 16 rows and k = 16.
 """
 
 from __future__ import annotations
