@@ -35,7 +35,8 @@ class Contract:
     stages: the arithmetic granted to an unknown kernel. outputs: names, in the order returned.
     cases(limits): a Hypothesis strategy of cases. inputs(case): tensor arguments in call order, as
     NumPy arrays in their own dtypes; those named in `keywords` go by keyword, and are absent when
-    off. options(case): further keyword arguments (dtypes as names).
+    off; where one of the others may be off, `positional` names them in order, and None is passed in
+    its place. options(case): further keyword arguments (dtypes as names).
     layouts(case): argument -> layout name (tightrope.layouts). in_place(case): output -> argument.
     oracle(case, inputs): output -> float64. exact(case, inputs, output, flat indices): rationals,
     None for a result that is -inf.
@@ -58,6 +59,7 @@ class Contract:
     exact: Callable[[Any, Arrays, str, Sequence[int]], Sequence[Fraction | None]]
     budget: Callable[[Any, Arrays, Arithmetic], dict[str, Budget]]
     keywords: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
     relations: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[Any], dict[str, Any]] = _nothing
     layouts: Callable[[Any], Mapping[str, str]] = _nothing
@@ -68,6 +70,12 @@ class Contract:
 
     def limits(self, given: Mapping[str, Any], where: Iterable[str] = ()) -> Limits:
         return Limits(self.domain, dict(given), frozenset(where))
+
+    def arguments(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Tensor arguments as a call passes them: by place, and by keyword."""
+        named = {name: given[name] for name in self.keywords if name in given}
+        order = self.positional or [name for name in given if name not in named]
+        return [given.get(name) for name in order], named
 
     def to_json(self, case: Any) -> dict[str, Any]:
         return dataclasses.asdict(case)

@@ -130,8 +130,7 @@ def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
     spec, in_place = impl.contract, impl.contract.in_place(case)
     arena.upload()
     arguments = {name: arena.argument(name) for name in arena.sections}
-    named = {name: arguments[name] for name in spec.keywords if name in arguments}
-    plain = [tensor for name, tensor in arguments.items() if name not in named]
+    plain, named = spec.arguments(arguments)
     returned = _call(impl, arena, plain, {**_keywords(impl.fn, spec.options(case)), **named})
     tensors = _named(impl, returned, arena.device)
     blocks = arena.download()

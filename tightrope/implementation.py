@@ -162,7 +162,7 @@ def _check_call(spec: Contract, fn: Callable[..., Any]) -> None:
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
     taken = [k for k in spec.options(case) if any_keyword or k in signature.parameters]
     try:
-        plain = [name for name in spec.inputs(case) if name not in spec.keywords]
+        plain, _ = spec.arguments(spec.inputs(case))
         signature.bind(*plain, **dict.fromkeys(taken))
     except TypeError as error:
         raise ValueError(
