@@ -159,8 +159,12 @@ def _certain(term: Array, live: Array, hopeless: Array) -> Array:
 
 def _overflow(problem: Problem, keys: Array) -> Array:
     """Where acc may leave float32: (groups, rows, head_dim_v) or smaller."""
-    largest = np.abs(problem.v).max(-2, initial=0.0)[:, None, :]
-    return keys[..., None] * 1.01 * largest >= FLOAT32.largest
+    size = np.abs(problem.v)
+    near = keys[..., None] * 1.01 * size.max(-2, initial=0.0)[:, None, :] >= FLOAT32.largest
+    for group, row in np.argwhere(near.any(-1)):  # keys that the row does not see do not count
+        largest = size[group][problem.visible[group, row]].max(0, initial=0.0)
+        near[group, row] = keys[group, row] * 1.01 * largest >= FLOAT32.largest
+    return near
 
 
 def _replay(rows: Rows, done: Known, parts: Parts) -> Replay:

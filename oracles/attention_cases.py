@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tightrope.limits import Limits
+from tightrope.limits import Limits, Usual
 from tightrope.oracles.attention_builds import builds, free
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class AttentionCase:
     seed: int = 0
 
 
-SOFTCAPS = (None, 1.0, 5.0, 20.0, 50.0)
-SCALES = (None, 0.0625, 0.25, 0.3, 1.0)
-WINDOWS = (None, 0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 64, 127, 128, 200)
+SOFTCAPS = Usual((None, 1.0, 5.0, 20.0, 50.0), 0.5, 1024.0)
+SCALES = Usual((None, 0.0625, 0.25, 0.3, 1.0), 2.0**-10, 4.0)
+WINDOWS = Usual((None, 0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 64, 127, 128, 200), 0, 1 << 20)
 
 DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "dtype": DTYPES,
@@ -129,7 +129,7 @@ RELATIONS = {
 WITHOUT_LSE = {
     "data": tuple(d for d in DATA if d not in ("repeated_keys", "near_ties")),
     "data_v": tuple(d for d in DATA_V if d != "constant"),
-    "window_left": tuple(n for n in WINDOWS if n not in (0, 1)),
+    "window_left": Usual([n for n in WINDOWS if n not in (0, 1)], 2, WINDOWS.most),
 }
 
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {

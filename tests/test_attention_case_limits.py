@@ -31,6 +31,13 @@ def test_limits_construct_cases(name, last):
     assert set(spec.axes) <= {f.name for f in fields(spec.case)}
 
 
+@pytest.mark.parametrize("name", [*DENSE, *SEQUENCES])
+def test_a_kernel_may_have_a_softcap_a_scale_and_a_window_of_its_own(name):
+    own = {"softcap": (30.0,), "softmax_scale": (0.2,), "window_left": (1000,)}
+    for case in drawn(name, 10, **own):
+        assert (case.softcap, case.softmax_scale, case.window_left) == (30.0, 0.2, 1000)
+
+
 HOLDS = {
     "out_dtype=input": lambda c: c.out_dtype == "input",
     "same_head_dim": lambda c: c.head_dim == c.head_dim_v,

@@ -109,6 +109,18 @@ def test_a_hidden_key_costs_nothing_however_large_its_value(dtype, huge):
         assert np.array_equal(a, b)
 
 
+def test_only_the_rows_that_see_a_value_may_overflow_by_it():
+    rng = np.random.default_rng(0)
+    q, k, v = (FORMATS["bfloat16"].round(rng.standard_normal((1, n, 16))) for n in (4, 32, 32))
+    visible = np.ones((1, 4, 32), bool)
+    visible[:, 1:, 5] = False
+    v[:, 5, 3] = 2.0**127
+    found = forward(Problem(q, k, v, visible, 0.25, "bfloat16", "float32"), KNOWN).out
+    without_bound = np.isinf(found.bound)
+    assert without_bound[0, 0, 3]
+    assert without_bound.sum() == 1
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_softcap_may_be_written_with_a_sigmoid(sign):
     worst = 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from tightrope import Arithmetic
 from tightrope.implementation import Implementation, implements, resolve
-from tightrope.limits import Limits, check_limits, describe, meet
+from tightrope.limits import Limits, Usual, check_limits, describe, meet
 from tightrope.oracles.attention_cases import NARROWED_BY, related
 
 DOMAIN = {"dtype": ("float32", "float16"), "head_dim": range(2, 257, 2)}
@@ -39,6 +39,22 @@ def test_of_integers_the_nearest_are_picked_without_walking_through_a_range():
     check_limits(domain, {"n": range(64, 1 << 60, 64)}, (), ())
     with pytest.raises(ValueError, match="unknown value"):
         check_limits({"n": range(0, 99, 2)}, {"n": range(0, 99, 3)}, (), ())
+
+
+def test_limits_may_name_other_numbers_than_the_usual_ones():
+    domain = {"window": Usual((None, 0, 7), 0, 4096), "softcap": Usual((None, 5.0), 0.5, 100.0)}
+    check_limits(domain, {"window": (1024,), "softcap": (30.0, None)}, (), ())
+    fixed = Limits(domain, {"window": (1024,), "softcap": (30.0, None)})
+    assert fixed.pick("window", (None, 7)) == (1024,)
+    assert fixed.pick("softcap", (5.0,)) == (30.0, None)
+    assert Limits(domain).pick("window", (7, 9)) == (7, 9)
+    assert Limits(domain, {"window": range(512, 515)}).values("window") == (512, 513, 514)
+    without_0 = Usual((None, 7), 1, 4096)
+    assert fixed.narrowed({"window": without_0}).values("window") == (1024,)
+    assert Limits(domain, {"window": (0,)}).narrowed({"window": without_0}) is None
+    for value in (4097, -1, 0.5, True, "7"):
+        with pytest.raises(ValueError, match="or any number from 0 to 4096"):
+            check_limits(domain, {"window": (value,)}, (), ())
 
 
 @pytest.mark.parametrize("start", [0, 1, 5])
@@ -82,7 +98,7 @@ def wrong(**changes):
     [
         (
             {"contract_name": "rop"},
-            "adapter.py:7: .*unknown contract 'rop'; known: rope_table, rope",
+            "adapter.py:7: .*unknown contract 'rop'; known: rope_table, .*rope",
         ),
         ({"limits": {"head": (1,)}}, "adapter.py:7: .*unknown limit 'head'"),
         ({"where": ("round",)}, "adapter.py:7: .*unknown relation"),

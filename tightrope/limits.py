@@ -10,11 +10,32 @@ from typing import Any
 Domain = Mapping[str, tuple[Any, ...] | range]
 
 
+class Usual(tuple[Any, ...]):
+    """Values that cases draw from; a limit may also name any other number from `least` to `most`.
+
+    Whole numbers only, if both ends are.
+    """
+
+    least: float
+    most: float
+
+    def __new__(cls, values: Collection[Any], least: float, most: float) -> Usual:
+        made = super().__new__(cls, values)
+        made.least, made.most = least, most
+        return made
+
+    def __contains__(self, value: object) -> bool:
+        whole = isinstance(self.least, int) and isinstance(self.most, int)
+        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        inside = number and self.least <= value <= self.most  # type: ignore[operator]
+        return inside or super().__contains__(value)
+
+
 @dataclass(frozen=True)
 class Limits:
     """A contract's domain narrowed by an implementation.
 
-    domain: field -> all values (a tuple: the known values; a range: any of these integers).
+    domain: field -> all values (a tuple: the known values; a range: any of these integers; Usual).
     given: field -> allowed values, a tuple or a range. where: names of relations that must hold.
     """
 
@@ -28,7 +49,7 @@ class Limits:
         if name not in self.given:
             return tuple(known)
         given = self.given[name]
-        if isinstance(known, range):
+        if isinstance(known, range | Usual):
             return tuple(given)
         return tuple(v for v in known if v in given)
 
@@ -77,6 +98,8 @@ class Limits:
 
 def meet(some: Collection[Any], others: Collection[Any]) -> tuple[Any, ...] | range:
     """The values in both, in the order of `some`; of two ranges a range, found by arithmetic."""
+    if isinstance(some, Usual) and not isinstance(others, Usual):
+        return meet(others, some)
     if not isinstance(some, range):
         return tuple(v for v in some if v in others)
     if not isinstance(others, range):
@@ -161,4 +184,6 @@ def describe(values: Collection[Any]) -> str:
     if isinstance(values, range):
         step = f" step {values.step}" if values.step != 1 else ""
         return f"{values[0]}..{values[-1]}{step}" if len(values) else "none"
+    if isinstance(values, Usual):
+        return f"{', '.join(map(str, values))}, or any number from {values.least} to {values.most}"
     return ", ".join(str(v) for v in values)
