@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from tightrope.oracles.rope_attention_builds import FIELDS, builds, free
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+
+    from tightrope.oracles.attention_builds import Build
+    from tightrope.oracles.attention_draws import Draw
 
 POSITIONS = ("range", "offset", "random", "per_batch")
 TABLES = ("unstructured", "trigonometric")
@@ -69,9 +73,9 @@ class RopeAttentionCase:
     seed: int = 0
 
 
-_KEPT = {n: v for n, v in attention_cases.DOMAIN.items() if n not in ("bias", "layout_bias")}
+UNBIASED = {n: v for n, v in attention_cases.DOMAIN.items() if n not in ("bias", "layout_bias")}
 DOMAIN: dict[str, tuple[Any, ...] | range] = {
-    **_KEPT,
+    **UNBIASED,
     "data": MATTERS,
     "head_dim": range(2, 257),
     "rotary_dim": range(2, 257, 2),
@@ -84,12 +88,18 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "layout_table": TABLE_LAYOUTS,
 }
 
-_LAST = ("size", "builds")
-AXES = (
-    *(axis for axis in attention_cases.AXES if axis in DOMAIN and axis not in _LAST),
-    *("rotary_dim", "interleaved", "table_dtype", "position_dtype", "table", "positions"),
-    *("layout_table", *_LAST),
-)
+
+def axes(domain: dict[str, tuple[Any, ...] | range], *more: str) -> tuple[str, ...]:
+    """attention's axes that are fields of a domain, more, and where builds come from."""
+    last = ("size", "builds")
+    kept = (axis for axis in attention_cases.AXES if axis in domain and axis not in last)
+    return (*kept, *more, *last)
+
+
+AXES = axes(
+    DOMAIN, "rotary_dim", "interleaved", "table_dtype", "position_dtype", "table", "positions",
+    "layout_table",
+)  # fmt: skip
 
 RELATIONS = {
     **attention_cases.RELATIONS,
@@ -115,27 +125,48 @@ def cases(limits: Limits) -> SearchStrategy[RopeAttentionCase]:
 
     Raises ValueError if the limits leave no case.
     """
+    from tightrope.oracles.attention_draws import contents
+    from tightrope.oracles.attention_varlen_draws import layouts
+
+    limits = related(limits, NARROWED_BY, "rope_attention")
+
+    def rest(d: Draw, fields: dict[str, Any]) -> dict[str, Any]:
+        found = _positions(d, fields)
+        found |= contents(d, fields)
+        found |= layouts(d, fields)
+        table = d.one("layout_table", ("contiguous",) * 3 + TABLE_LAYOUTS)
+        return {**found, "layout_table": table}
+
+    return dense_cases(
+        limits, "rope_attention", (builds(limits), free(limits), FIELDS), rest, RopeAttentionCase
+    )
+
+
+def dense_cases(
+    limits: Limits, contract: str, pool: tuple[Sequence[Build], Sequence[Build], Sequence[str]],
+    rest: Callable[[Draw, dict[str, Any]], dict[str, Any]], make: Callable[..., Any],
+) -> SearchStrategy[Any]:  # fmt: skip
+    """Cases of a contract with a batch axis: a build, lengths, a mask, the rest, a seed.
+
+    pool: committed rows, free ones, names of their fields. rest(d, fields): the fields that
+    lengths and masks do not decide. Raises ValueError if the limits leave no case.
+    """
     from hypothesis import strategies as st
 
     from tightrope.oracles.attention_draw_lengths import differences, lengths
-    from tightrope.oracles.attention_draws import Draw, contents, masks
-    from tightrope.oracles.attention_varlen_draws import common, layouts
+    from tightrope.oracles.attention_draws import Draw, masks
+    from tightrope.oracles.attention_varlen_draws import common
 
-    limits = related(limits, NARROWED_BY, "rope_attention")
-    rows, every, heads = builds(limits), free(limits), head_counts(limits)
-    apart = differences(limits, "rope_attention")
+    heads, apart = head_counts(limits), differences(limits, contract)
 
     @st.composite
-    def case(draw: Any) -> RopeAttentionCase:
+    def case(draw: Any) -> Any:
         d = Draw(draw, st, limits)
-        fields = common(d, rows, every, FIELDS)
+        fields = common(d, *pool)
         fields |= lengths(d, fields["size"], fields, heads, apart)
         fields |= masks(d, fields)
-        fields |= _positions(d, fields)
-        fields |= contents(d, fields)
-        fields |= layouts(d, fields)
-        fields["layout_table"] = d.one("layout_table", ("contiguous",) * 3 + TABLE_LAYOUTS)
-        return RopeAttentionCase(**fields, seed=d.number(0, 2**16 - 1))
+        fields |= rest(d, fields)
+        return make(**fields, seed=d.number(0, 2**16 - 1))
 
     return case()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,18 @@ def inputs(case: RopeAttentionCase) -> dict[str, Array]:
     sink (num_heads,) in `bias_dtype` and q_offset (batch,) int32.
     """
     rng = np.random.default_rng(case.seed)
-    offsets = _offsets(case, rng)
+    offsets = drawn_offsets(case, rng)
     table = _table(case)
     places = _positions(case, offsets, rng)
     q, k = _features(case, {**table, **places}, rng)
+    found = completed(case, q, k, offsets, rng)
+    return {**found, **table, **places, **keywords(case, offsets, rng)}
+
+
+def completed(
+    case: Any, q: Array, k: Array, offsets: Array, rng: np.random.Generator
+) -> dict[str, Array]:
+    """q, k and v as the case's layouts and `hidden` have them; v is drawn here."""
     found = {"q": q, "k": k, "v": values_of(case, rng)}
     for name, layout in (("q", case.layout_q), ("k", case.layout_k), ("v", case.layout_v)):
         if layout == "expanded":
@@ -40,7 +48,7 @@ def inputs(case: RopeAttentionCase) -> dict[str, Array]:
     _hide(case, found, offsets, rng)
     if case.layout_v == "view of k":
         found["v"] = np.ascontiguousarray(found["k"][..., : case.head_dim_v])
-    return {**found, **table, **places, **keywords(case, offsets, rng)}
+    return found
 
 
 def layouts(case: RopeAttentionCase) -> dict[str, str]:
@@ -66,11 +74,11 @@ def unflattened(y: Array, shape: tuple[int, ...]) -> Array:
     return y.reshape(batch, seqlen, heads, y.shape[-1]).swapaxes(1, 2)
 
 
-def offsets_of(case: RopeAttentionCase, inputs: Mapping[str, Array]) -> Array:
+def offsets_of(case: Any, inputs: Mapping[str, Array]) -> Array:
     return np.broadcast_to(inputs.get("q_offset", case.q_offset), (case.batch,))
 
 
-def finite_keys(case: RopeAttentionCase, inputs: Mapping[str, Array]) -> Array:
+def finite_keys(case: Any, inputs: Mapping[str, Array]) -> Array:
     """k with 0 where no row of the sequence sees it: what hides there must not matter."""
     looked_at = np.asarray(seen(case, offsets_of(case, inputs)).any(axis=2))
     k = inputs["k"]
@@ -91,7 +99,7 @@ def stated(
     )  # fmt: skip
 
 
-def _offsets(case: RopeAttentionCase, rng: np.random.Generator) -> Array:
+def drawn_offsets(case: Any, rng: np.random.Generator) -> Array:
     """q_offset of each sequence; with a tensor those of the others lie near the first one's."""
     if case.offsets == "int" or case.batch == 0:
         return np.full(case.batch, case.q_offset)
@@ -144,9 +152,7 @@ def _features(
     return stored(q, case.dtype), stored(k, case.dtype)
 
 
-def _hide(
-    case: RopeAttentionCase, found: dict[str, Array], offsets: Array, rng: np.random.Generator
-) -> None:
+def _hide(case: Any, found: dict[str, Array], offsets: Array, rng: np.random.Generator) -> None:
     """Keys that no row sees by its index hold what must not matter, alike for all heads."""
     if case.hidden == "finite":
         return

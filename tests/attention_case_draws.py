@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tightrope.contract import contract
 
 SEQUENCES = ("attention_varlen", "attention_paged")
-DENSE = ("attention", "rope_attention")
+DENSE = ("attention", "rope_attention", "pope_attention")
 NAMES = (*DENSE, *SEQUENCES, "merge_attention")
 QUICK = settings(
     max_examples=60,

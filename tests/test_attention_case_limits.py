@@ -53,6 +53,7 @@ HOLDS = {
         and c.data_v != "constant"
         and c.window_left not in (0, 1)
     ),
+    "wide256": lambda c: c.head_dim + c.rotary_dim <= 256,
     "usual_page_size": lambda c: c.page_size in (16, 32, 64, 128, 256),
     "contiguous": lambda c: (
         {v for f, v in vars(c).items() if f.startswith("layout_")} == {"contiguous"}
