@@ -99,7 +99,7 @@ def _forward(problem: Problem, stages: Stages, scores: Scores | None) -> Forward
     done = known(rows, False, first)
     parts = _parts(done, first)
     replay = None
-    if stages.p is not None:
+    if stages.p is not None or rows.parts[0].replay is not None:
         again = done if rows.parts[0].replay is None else known(rows, True, first)
         replay = _replay(rows, again, _parts(again, first))
     return _budgets(rows, parts, replay)

@@ -6,7 +6,7 @@ Derived in docs/error-budgets.md, section rope_attention.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,8 @@ from tightrope.arithmetic import Arithmetic
 from tightrope.budget import Budget
 from tightrope.formats import FORMATS, Array, Format
 from tightrope.oracles import attention_budget, rope_budget
-from tightrope.oracles.attention_budget import forward
-from tightrope.oracles.attention_dots import Scores, scores
-from tightrope.oracles.attention_numbers import U64
+from tightrope.oracles.attention_dots import Scores
+from tightrope.oracles.attention_features import Features, budgets, feature_scores, held
 from tightrope.oracles.attention_problem import Problem
 from tightrope.oracles.attention_scores_budget import smallest_factor
 from tightrope.oracles.attention_stages import Stages
@@ -39,18 +38,6 @@ are rounded before its sum, "any" if either may be fused into it. The rotation i
 """
 
 
-@dataclass(frozen=True)
-class Turned:
-    """Rotated q or k of all groups, (groups, length, head_dim): exact (float64, off by own), error
-    of what the kernel holds; near, open: where that lies as prescribed roundings give it."""
-
-    exact: Array
-    error: Array
-    own: Array
-    near: Array
-    open: Array
-
-
 def budget(
     case: RopeAttentionCase, inputs: Mapping[str, Array], arithmetic: Arithmetic
 ) -> dict[str, Budget]:
@@ -63,18 +50,7 @@ def budget(
             raise ValueError(f"rope_attention: {stage}={given[stage]!r}; known: {told}")
     rest = {name: given[name] for name in attention_budget.STAGES}
     p = right(case, inputs)
-    shape = (case.batch, case.num_heads, case.seqlen_q)
-    if 0 in shape:
-        nothing = np.zeros((*shape, case.head_dim_v))
-        return {
-            "out": Budget(nothing, {}, p.out_dtype),
-            "lse": Budget(nothing[..., 0], {}, "float32"),
-        }
-    spent = forward(p, rest, rotated_scores(case, inputs, p, given))
-    return {
-        "out": spent.out.reshape((*shape, case.head_dim_v)),
-        "lse": spent.lse.reshape(shape),
-    }
+    return budgets(case, p, rest, lambda: rotated_scores(case, inputs, p, given))
 
 
 def rotated_scores(
@@ -89,43 +65,14 @@ def rotated_scores(
         _turned(case, inputs, n, x, kept, given["contraction"] == "any")
         for n, x in (("q", inputs["q"]), ("k", finite_keys(case, inputs)))
     )
-    size_q, size_k = np.abs(q.exact) + q.error, np.abs(k.exact) + k.error
-    worst = scores(size_q, size_k, stages, smallest_factor(p)).error
-    centre = q.exact @ _t(k.exact)
-    moved = np.abs(q.exact) @ _t(k.error) + q.error @ _t(size_k)
-    own = np.abs(q.exact) @ _t(k.own) + q.own @ _t(size_k)
-    own = own + p.q.shape[-1] * U64 * (size_q @ _t(size_k))
-    again: tuple[Array | None, Array | None] = None, None
-    if given["contraction"] == "none" or (not wide and kept.name != "float32"):
-        again = _replayed(q, k, worst, stages, smallest_factor(p))
-    return Scores(centre, worst + moved, own, *again)
-
-
-def _replayed(
-    q: Turned, k: Turned, worst: Array, stages: Stages, factor: float
-) -> tuple[Array, Array]:
-    """Centre and error of scores whose rotated q and k are known, but for a few undecided ones."""
-    found = scores(q.near, k.near, stages, factor)
-    centre, error = found.centre, found.error
-    if found.replay_centre is not None and found.replay_error is not None:
-        centre, error = found.replay_centre, found.replay_error
-    error = error + found.own
-    undecided = (q.open.max(-1) > 0)[..., :, None] | (k.open.max(-1) > 0)[..., None, :]
-    if undecided.any():
-        moved = np.abs(q.near) @ _t(k.open) + q.open @ _t(np.abs(k.near) + k.open)
-        away = np.abs(centre - found.centre)  # of operands that are converted
-        error = np.where(undecided, worst + moved + away + found.own, error)
-    return centre, error
-
-
-def _t(x: Array) -> Array:
-    return x.swapaxes(-1, -2)
+    replay = given["contraction"] == "none" or (not wide and kept.name != "float32")
+    return feature_scores(q, k, stages, smallest_factor(p), replay)
 
 
 def _turned(
     case: RopeAttentionCase, inputs: Mapping[str, Array], name: str, x: Array, kept: Format,
     fused: bool,
-) -> Turned:  # fmt: skip
+) -> Features:  # fmt: skip
     """Rotation of x, (batch, heads, length, head_dim) as stored, by the budget of `rope`."""
     tokens, positions = flattened(x, inputs[f"{name}_positions"])
     alone = {"q": tokens, "k": tokens[:, :0], "positions": positions}
@@ -137,14 +84,11 @@ def _turned(
         alone, Arithmetic(**stages),
     )["q"]  # fmt: skip
     y, before = spent.expected, spent.bound
-    exactly = (before == 0) & (kept.round(y) == y)
-    error = np.where(exactly, 0.0, before + kept.half_ulp(np.abs(y) + before))
-    low, high = kept.round(y - before), kept.round(y + before)
+    ends = (y - before, y + before)
     if spent.replay is not None:
-        low = high = kept.round(spent.replay.centre)
-    error = np.where(np.isfinite(low) & np.isfinite(high), error, np.inf)
-    near, radius = (low + high) / 2, (high - low) / 2
-    own = np.broadcast_to(spent.oracle, y.shape)
+        ends = (spent.replay.centre, spent.replay.centre)
+    same = (before == 0) & (kept.round(y) == y)
+    found = held(y, before, np.asarray(spent.oracle), kept, ends, same)
     group = case.num_heads // x.shape[1]
 
     def groups(z: Array) -> Array:
@@ -153,4 +97,4 @@ def _turned(
             whole.reshape(whole.shape[0] * case.num_heads, *whole.shape[2:])
         )
 
-    return Turned(*map(groups, (y, error, own, near, radius)))
+    return found.each(groups)
