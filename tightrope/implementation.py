@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -176,3 +177,15 @@ def registered(module: str | None = None) -> list[Implementation]:
     if module is None:
         return found
     return [i for i in found if f"{i.module}.".startswith(f"{module}.")]
+
+
+def bundled(name_of_contract: str, name: str) -> Implementation:
+    """A bundled implementation, imported if need be, for one that is made of others.
+
+    Raises LookupError for a name that the contract's module does not register.
+    """
+    module = importlib.import_module(f"tightrope.impls.{name_of_contract}").__name__
+    found = {i.name: i for i in registered(module) if i.contract_name == name_of_contract}
+    if name not in found:
+        raise LookupError(f"{module} registers no {name!r}; known: {', '.join(found)}")
+    return found[name]

@@ -71,7 +71,9 @@ def launcher(
     any, its numbers must be annotated with their types, and later tensors have the first ones'
     dtypes. A float is rounded once, to the type that the kernel annotates. num_stages: tiles of a
     loop in flight, None for Triton's default. Products are not fused into sums. Nothing is launched
-    for 0 programs.
+    for 0 programs. A kernel with the constant EARLY on may begin before the launch in front of it
+    has ended, once that one lets it (programmatic dependent launch, from sm_90 on): it waits itself
+    before it reads what that one wrote.
 
     Raises TypeError for a kernel that specializes.
     """
@@ -84,6 +86,8 @@ def launcher(
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
     if num_stages is not None:
         options["num_stages"] = num_stages
+    if constants.get("EARLY"):
+        options["launch_pdl"] = True
     compiled: Callable[..., None] | None = None
     index = device.index if device.type == "cuda" else None
 
