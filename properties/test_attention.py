@@ -12,7 +12,7 @@ from tightrope.formats import widen
 from tightrope.oracles.attention_inputs import stated
 
 
-@holds_for("attention", limits={"hidden": ("finite",)}, returns=("out",))
+@holds_for("attention", "pope_attention", limits={"hidden": ("finite",)}, returns=("out",))
 def test_out_lies_in_the_hull_of_visible_values(impl, case):
     """Demands: out is between the smallest and the largest visible v (and 0 with a sink), within
     its budget; a constant v is returned.
@@ -47,9 +47,10 @@ def test_out_lies_in_the_hull_of_visible_values(impl, case):
 
 
 GROUPED = {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v")}
+ALL = ("attention", "rope_attention", "pope_attention")
 
 
-@holds_for("attention", "rope_attention", limits=GROUPED, needs={"num_kv_heads": (1, 2, 3, 4, 6)})
+@holds_for(*ALL, limits=GROUPED, needs={"num_kv_heads": (1, 2, 3, 4, 6)})
 def test_grouped_heads_equal_repeated_heads(impl, case):
     """Demands: kv heads repeated for their query heads give the same outputs.
 
@@ -58,6 +59,8 @@ def test_grouped_heads_equal_repeated_heads(impl, case):
     inputs = impl.contract.inputs(case)
     group = case.num_heads // case.num_kv_heads
     repeated = {**inputs, **{n: np.repeat(inputs[n], group, axis=1) for n in ("k", "v")}}
+    if len(inputs.get("delta", ())) == case.num_kv_heads:
+        repeated["delta"] = np.repeat(inputs["delta"], group, axis=0)
     many = replace(case, num_kv_heads=case.num_heads)
     a, b = impl(case, inputs), impl(many, repeated)
     first, second = budgets(impl, case, inputs), budgets(impl, many, repeated)
@@ -66,7 +69,7 @@ def test_grouped_heads_equal_repeated_heads(impl, case):
         same_value(name, a[name], b[name], first[name], story, second[name])
 
 
-@holds_for("attention", "rope_attention", limits={**GROUPED, "batch": (2, 3)})
+@holds_for(*ALL, limits={**GROUPED, "batch": (2, 3)})
 def test_a_sequence_is_the_same_alone_and_in_a_batch(impl, case):
     """Demands: each sequence alone gives what it gives in any slot of the batch.
 

@@ -36,7 +36,7 @@ def seen_by(case, inputs):
     return stated(case, inputs).visible.reshape(shape)
 
 
-@holds_for("attention", limits=PLAIN, key=_key)
+@holds_for("attention", "pope_attention", limits=PLAIN, key=_key)
 def test_a_hidden_key_has_no_influence(impl, case, key):
     """Demands (bitwise): rows that do not see a key are the same whatever finite numbers it holds.
 
@@ -77,7 +77,7 @@ def _bits(array):
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-@holds_for("attention", limits=PLAIN, returns=("out",), key=_key)
+@holds_for("attention", "pope_attention", limits=PLAIN, returns=("out",), key=_key)
 def test_a_visible_key_has_influence(impl, case, key):
     """Demands: where a key's value moves the exact result by more than both budgets, out moves.
 
