@@ -9,8 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from tightrope import bench, bench_attention, bench_contenders, bench_rope, timing
-from tightrope.bench_contenders import Contender, Inputs, Shape
+from tightrope import bench, bench_attention, bench_contenders, bench_rope, bench_rows, timing
+from tightrope.bench import Wanted
+from tightrope.bench_contenders import Contender
+from tightrope.bench_inputs import MOST_BUFFERS, Shape, draw
+from tightrope.bench_rows import DIRECT, GRAPH
 from tightrope.cli import main
 from tightrope.oracles.attention_problem import visible
 
@@ -20,16 +23,13 @@ def times(median, spread=0.1):
 
 
 def graph_row(median):
-    return {bench_attention.GRAPH: times(median), bench_attention.DIRECT: times(3 * median)}
+    return {GRAPH: times(median), DIRECT: times(3 * median)}
 
 
 def inputs(shape):
-    """Two sets of q, k and v on the CPU, and a table of unstructured numbers."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = (shape.batch, shape.num_heads, shape.seqlen, shape.head_dim)
-    q, k, v = ([torch.randn(sizes, generator=generator) for _ in range(2)] for _ in range(3))
-    cos, sin = torch.randn(2, shape.seqlen, shape.head_dim // 2, generator=generator)
-    return Inputs(shape, q, k, v, cos, sin, torch.arange(shape.seqlen))
+    """Two sets of q, k and v on the CPU."""
+    torch.manual_seed(0)
+    return draw(shape, buffers=2, device="cpu")
 
 
 def test_every_shape_that_is_promised_a_speed_is_timed():
@@ -41,13 +41,14 @@ def test_every_shape_that_is_promised_a_speed_is_timed():
 
 
 def test_only_takes_the_start_of_a_name():
-    assert [s.name for s in bench_attention.chosen("1x8x4096")] == ["1x8x4096x64"]
-    assert len(bench_attention.chosen("4x16x4096x128")) == 3
-    assert bench_attention.chosen(None) == bench_attention.SHAPES
+    shapes = bench_attention.SHAPES
+    assert [s.name for s in bench_rows.chosen(shapes, "1x8x4096")] == ["1x8x4096x64"]
+    assert len(bench_rows.chosen(shapes, "4x16x4096x128")) == 3
+    assert bench_rows.chosen(shapes, None) == shapes
     with pytest.raises(ValueError, match="no shape starts with '3x': 1x8x512x64, "):
-        bench_attention.chosen("3x")
+        bench_rows.chosen(shapes, "3x")
     with pytest.raises(ValueError, match="bench rope has one shape"):
-        bench_rope.measure(sweep=False, only="1x8")
+        bench_rope.measure(Wanted("rope", only="1x8"))
 
 
 def test_work_and_bytes_are_counted_as_said():
@@ -61,7 +62,7 @@ def test_work_and_bytes_are_counted_as_said():
 def test_buffers_exceed_the_cache(shape):
     cache = 50 << 20
     count = shape.buffers(cache)
-    assert 4 <= count <= bench_contenders.MOST_BUFFERS
+    assert 4 <= count <= MOST_BUFFERS
     assert 3 * count * shape.tensor_bytes > cache
 
 
@@ -70,26 +71,45 @@ def test_slow_calls_are_timed_in_small_batches(seconds, count):
     assert timing.calls_a_time(seconds, 64) == count
 
 
-@pytest.mark.parametrize(("rotated", "causal"), [(False, True), (False, False), (True, True)])
-def test_the_exact_output_is_softmax_attention(rotated, causal):
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("position", ["none", "rope", "pope", "pope with delta"])
+def test_the_exact_output_is_softmax_attention(position, causal):
     given = inputs(Shape(2, 3, 9, 8, dtype="float32", causal=causal))
-    out = given.exact(rotated, 2)
-    q, k, v = (x[0][0, :2].double() for x in (given.q, given.k, given.v))
-    if rotated:  # a pair is a complex number
+    out = given.exact(position, torch.tensor([0, 3, 8]))
+    q, k, v = (x[0].double() for x in (given.q, given.k, given.v))
+    if position == "rope":  # a pair is a complex number
         turn = torch.complex(given.cos.double(), given.sin.double())
         q, k = (torch.complex(x[..., :4].contiguous(), x[..., 4:].contiguous()) for x in (q, k))
-        q, k = (torch.cat([(x * turn).real, (x * turn).imag], -1) for x in (q, k))
+        q, k = q * turn, k * turn
+    if position.startswith("pope"):  # a feature is one: PoPE, arXiv:2509.10534, eq. 5
+        angle = given.positions[:, None] * given.inv_freq.double()
+        q, k = ((1 + x.exp()).log().to(torch.complex128) for x in (q, k))
+        q, k = (x * torch.polar(torch.ones_like(angle), angle) for x in (q, k))
+        if position == "pope with delta":
+            delta = given.delta.double()[:, None]
+            k = k * torch.polar(torch.ones_like(delta), delta)
+    scores = torch.einsum("bhid,bhjd->bhij", q.conj(), k).real / 8**0.5
     seen = torch.from_numpy(visible(9, 9, 0, causal, None, None))
-    weights = torch.where(seen, (torch.einsum("hid,hjd->hij", q, k) / 8**0.5).exp(), 0.0)
+    weights = torch.where(seen, scores.exp(), 0.0)
     expected = (weights / weights.sum(-1, keepdim=True)) @ v
-    assert out.shape == (2, 9, 8)
-    assert float((out - expected).abs().max()) < 1e-13
+    assert out.shape == (2, 3, 3, 8)
+    assert float((out - expected[:, :, [0, 3, 8]]).abs().max()) < 1e-13
+    assert position == "none" or not torch.equal(out, given.exact("none", torch.tensor([0, 3, 8])))
+
+
+def test_rows_that_are_checked_hold_both_ends_and_few_others():
+    rows = inputs(Shape(1, 1, 300, 8)).rows()
+    assert rows[0] == 0
+    assert rows[-1] == 299
+    assert 60 <= len(rows) <= 64
+    assert len({int(r) % 16 for r in rows}) == 16  # no one place in a tile
+    assert inputs(Shape(1, 1, 5, 8)).rows().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_who_is_missing_is_a_row():
     shape = Shape(1, 2, 16, 16)
     (gone,) = bench_contenders.bundled(shape, "no_such_kernel", "attention")
-    assert gone.error.startswith("missing: No module named")
+    assert gone.error.startswith("missing: ModuleNotFoundError: No module named")
     rows = {c.name: c for c in (bench_contenders.sdpa(shape, b) for b in bench_contenders.SDPA)}
     if not torch.cuda.is_available():
         assert "CUDA devices only" in rows["torch cudnn"].error
@@ -106,14 +126,14 @@ def test_the_key_outer_order_is_timed_on_small_shapes_only():
 def test_ours_take_part_with_what_they_return_first():
     shape = Shape(1, 2, 16, 16)
     given = inputs(shape)
-    made = bench_contenders._plain(lambda q, k, v, causal: (q + causal, "lse"), given, 1)
+    made = bench_contenders.plain(lambda q, k, v, causal: (q + causal, "lse"), given, 1)
     assert torch.equal(made, given.q[1] + 1)
 
     def rope(q, k, v, cos, sin, q_positions, k_positions, *, interleaved, causal):
         assert (interleaved, causal) == (False, True)
         return cos, q_positions
 
-    assert bench_contenders._rotating(rope, given, 0) is given.cos
+    assert bench_contenders.rotating(rope, given, 0) is given.cos
 
 
 def broken(inputs, i):
@@ -123,20 +143,20 @@ def broken(inputs, i):
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Rows without a GPU: nothing is timed, memory is what the test says."""
-    monkeypatch.setattr(bench_attention, "memory", lambda c, i: 1.5 * i.shape.output_bytes)
+    monkeypatch.setattr(bench_rows, "memory", lambda c, i: 1.5 * i.shape.output_bytes)
     given = {"slow": times(40.0), "torch math": times(80.0), "torch flash": "RuntimeError: no"}
 
     def both(calls, buffers, around):
         return {n: given[n] for n in calls}, {n: times(50.0) for n in calls}
 
-    monkeypatch.setattr(bench_attention, "both", both)
+    monkeypatch.setattr(bench_rows, "both", both)
 
 
 @pytest.mark.usefixtures("on_the_cpu")
 def test_a_row_has_times_error_memory_or_a_reason():
     shape = Shape(1, 2, 16, 16)
     given = inputs(shape)
-    right = given.exact(False, 2).float()[None]
+    right = given.exact("none", torch.arange(16)).float()
     entered = []
 
     def around():
@@ -148,24 +168,29 @@ def test_a_row_has_times_error_memory_or_a_reason():
         Contender("torch math", shape, lambda inputs, i: right),
         Contender("torch flash", shape, lambda inputs, i: right),
         Contender("broken", shape, broken),
+        Contender("unwritten", shape, lambda inputs, i: torch.full_like(right, torch.nan)),
         Contender("absent", shape, broken, error="missing: of course"),
     ]
-    rows = bench_attention.rows(given, field)
+    steps = []
+    rows = bench_attention.rows(given, field, steps.append)
+    assert steps == [f"1x2x16x16: {c.name}" for c in field]
     assert rows["broken"] == {"error": "RuntimeError: out of memory, tried to allocate"}
     assert rows["absent"] == {"error": "missing: of course"}
+    assert rows["unwritten"] == {"error": "out holds NaN"}
     assert entered == [1]
     slow = rows["slow"]
     assert 0.2499 < slow["max error"] < 0.2501
     assert rows["torch math"]["max error"] < 1e-6
     assert slow["extra memory"] == 1.5
+    assert slow["extra MiB"] == 1.5 * shape.output_bytes / 2**20
     assert slow["TFLOP/s"] == shape.flop / 40.0 / 1e6
     assert slow["over the fastest torch"] == 0.5
-    assert rows["torch flash"][bench_attention.GRAPH] == "RuntimeError: no"
+    assert rows["torch flash"][GRAPH] == "RuntimeError: no"
     assert "over the fastest torch" not in rows["torch flash"]
 
 
 def test_ratios_compare_times_in_a_graph_only():
-    direct_only = {bench_attention.GRAPH: "no graph", bench_attention.DIRECT: times(1.0)}
+    direct_only = {GRAPH: "no graph", DIRECT: times(1.0)}
     rows = {
         bench_attention.OURS: graph_row(10.0), "torch cudnn": graph_row(20.0),
         "torch flash": direct_only, "rope_attention one copy": graph_row(11.0),

@@ -1,13 +1,14 @@
-"""`tightrope bench OPERATION`: speed against peers, all in one run, on a GPU.
+"""`tightrope bench [OPERATION]`: speed against peers, all in one run, on a GPU.
 
 What is common to all operations: the command, tables and the JSON. What is measured, and how, is
-said in `tightrope.bench_<operation>`.
+said in `tightrope.bench_<operation>`; without an operation, in `tightrope.bench_comparison`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -17,36 +18,64 @@ from tightrope.blackbox import write_atomically
 from tightrope.environment import environment
 from tightrope.launch import interpreted
 
-OPERATIONS = ("rope", "attention")
+MODULES = {
+    "comparison": "bench_comparison",
+    "pope_attention": "bench_comparison",
+    "attention": "bench_attention",
+    "rope": "bench_rope",
+}
+OPERATIONS = tuple(MODULES)
 Row = Mapping[str, Any]
 Rows = dict[str, dict[str, Any]]
 
 
-def bench(
-    operation: str, json_file: str | None = None, sweep: bool = False, only: str | None = None
-) -> int:
-    """Measure, print tables, write JSON. sweep: many tiles too. only: shapes that start with it.
+@dataclass(frozen=True)
+class Wanted:
+    """What of an operation to measure.
 
-    Raises RuntimeError without a GPU or under Triton's interpreter, ValueError for `only` where
-    there are no such shapes.
+    sweep: many tiles too. only: shapes that start with it. keep: called with what is measured so
+    far, where a run has parts, so that a crash in a later one loses none of it.
+    """
+
+    operation: str = "comparison"
+    sweep: bool = False
+    only: str | None = None
+    keep: Callable[[Mapping[str, Any]], None] = lambda measured: None
+
+
+def bench(
+    operation: str = "comparison", json_file: str | None = None, sweep: bool = False,
+    only: str | None = None, picture: str | None = None,
+) -> int:  # fmt: skip
+    """Measure, print tables, write JSON and a picture of runtime and memory against length.
+
+    sweep, only: as in `Wanted`. Raises RuntimeError without a GPU or under Triton's interpreter,
+    ValueError for an option that the operation does not have and for `only` without such shapes.
     """
     import torch
 
+    module = import_module(f"tightrope.{MODULES[operation]}")
+    if picture:
+        if not hasattr(module, "draw"):
+            raise ValueError(f"bench {operation} has no picture; plain `tightrope bench` has")
+        import_module("tightrope.bench_picture").check(picture)  # not after minutes of timing
     if not torch.cuda.is_available():
         raise RuntimeError("no CUDA device is visible; speed is measured on GPUs")
     if interpreted(import_module("tightrope.impls.rope").rope_kernel):
         raise RuntimeError("TRITON_INTERPRET is set; speed is measured on compiled kernels")
-    module = import_module(f"tightrope.bench_{operation}")
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment()}
+
+    def keep(measured: Mapping[str, Any]) -> None:
+        if json_file:
+            text = json.dumps({**about, **measured}, indent=1)
+            write_atomically(Path(json_file), text + "\n")
+
     with torch.no_grad():
-        measured: dict[str, Any] = module.measure(sweep, only)
-    found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
-        **measured,
-    }
-    module.show(found)
-    if json_file:
-        write_atomically(Path(json_file), json.dumps(found, indent=1) + "\n")
+        measured: dict[str, Any] = module.measure(Wanted(operation, sweep, only, keep))
+    keep(measured)
+    module.show({**about, **measured})
+    if picture:
+        module.draw({**about, **measured}, picture)
     return 0
 
 

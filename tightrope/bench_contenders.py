@@ -1,116 +1,32 @@
-"""Who takes part in `tightrope bench attention`, on which shapes and tensors."""
+"""Who takes part in `tightrope bench attention`, and how a call of each is made."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 
+from tightrope.attention_tiles import Config
+from tightrope.bench_inputs import Inputs, Shape
 from tightrope.implementation import registered
-from tightrope.timing import BUFFERS
+from tightrope.timing import reason
 
-MOST_BUFFERS = 64
 SMALL = 8 * 1024  # tokens times heads up to which the key-outer order, made to be read, is timed
+ONE_WAY: Mapping[str, Mapping[str, Any]] = {"": {}}
 SDPA = ("math", "flash", "efficient", "cudnn")
-Run = Callable[["Inputs", int], Any]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Self-attention of equal lengths; a contiguous tensor is (batch, num_heads, seqlen, dim)."""
-
-    batch: int
-    num_heads: int
-    seqlen: int
-    head_dim: int
-    dtype: str = "float16"
-    causal: bool = True
-
-    @property
-    def name(self) -> str:
-        """`1x8x512x64`, and what differs from causal float16."""
-        sizes = (self.batch, self.num_heads, self.seqlen, self.head_dim)
-        other = [] if self.dtype == "float16" else [self.dtype]
-        return " ".join(["x".join(map(str, sizes)), *other, *([] if self.causal else ["full"])])
-
-    @property
-    def flop(self) -> float:
-        """Of both products; half of it where causal."""
-        pairs = self.batch * self.num_heads * self.seqlen**2
-        return 4.0 * pairs * self.head_dim / (2 if self.causal else 1)
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Of one of q, k, v and out, 16 bits an element."""
-        return 2 * self.batch * self.num_heads * self.seqlen * self.head_dim
-
-    @property
-    def output_bytes(self) -> int:
-        """Of out, and lse in float32."""
-        return self.tensor_bytes + 4 * self.batch * self.num_heads * self.seqlen
-
-    def buffers(self, cache: int) -> int:
-        """How many sets of q, k and v exceed a cache of that many bytes twice over."""
-        return min(MOST_BUFFERS, max(BUFFERS, math.ceil(2 * cache / (3 * self.tensor_bytes))))
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """q, k and v, several of each; a float32 table of cos and sin, (seqlen, head_dim/2)."""
-
-    shape: Shape
-    q: list[Any]
-    k: list[Any]
-    v: list[Any]
-    cos: Any
-    sin: Any
-    positions: Any
-
-    def exact(self, rotated: bool, heads: int) -> Any:
-        """out of the first heads of buffer 0, sequence 0, in float64: (heads, seqlen, dim)."""
-        import torch
-
-        q, k, v = (x[0][0, :heads].double() for x in (self.q, self.k, self.v))
-        if rotated:
-            q, k = (self._rotated(x) for x in (q, k))
-        scores = q @ k.mT * self.shape.head_dim**-0.5
-        if self.shape.causal:
-            hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
-            scores.masked_fill_(hidden, -torch.inf)
-        return torch.softmax(scores, -1) @ v
-
-    def _rotated(self, x: Any) -> Any:
-        """Halves turned by the table's angles, in float64."""
-        import torch
-
-        (a, b), cos, sin = x.chunk(2, dim=-1), self.cos.double(), self.sin.double()
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-def draw(shape: Shape, buffers: int | None = None) -> Inputs:
-    """Normal tensors on the GPU; as many sets as exceed its L2 cache."""
-    import torch
-
-    count = buffers or shape.buffers(torch.cuda.get_device_properties().L2_cache_size)
-    sizes = (shape.batch, shape.num_heads, shape.seqlen, shape.head_dim)
-    kind = {"device": "cuda", "dtype": getattr(torch, shape.dtype)}
-    q, k, v = ([torch.randn(sizes, **kind) for _ in range(count)] for _ in range(3))
-    positions = torch.arange(shape.seqlen, device="cuda")
-    exponent = torch.arange(0, shape.head_dim, 2, device="cuda", dtype=torch.float64)
-    angles = positions[:, None] * 10_000.0 ** (-exponent / shape.head_dim)
-    return Inputs(shape, q, k, v, angles.cos().float(), angles.sin().float(), positions)
+Run = Callable[..., Any]
 
 
 @dataclass
 class Contender:
     """One row. run(inputs, i), within around(), returns out for buffers i.
 
-    compiles: whether its first call is slow. rotated: whether it rotates q and k. error: why it
-    does not take part.
+    compiles: whether its first call is slow. position: what positions do to q and k, one of
+    `bench_inputs.POSITIONS`. error: why it does not take part.
     """
 
     name: str
@@ -118,12 +34,17 @@ class Contender:
     run: Run
     around: Callable[[], Any] = nullcontext
     compiles: bool = False
-    rotated: bool = False
+    position: str = "none"
     error: str | None = None
 
 
-def _nothing(inputs: Inputs, i: int) -> Any:
-    raise RuntimeError("a contender that does not take part was called")
+def absent(name: str, shape: Shape, error: str) -> Contender:
+    """A row that says why there is no other."""
+
+    def run(inputs: Inputs, i: int) -> Any:
+        raise RuntimeError("a contender that does not take part was called")
+
+    return Contender(name, shape, run, error=error)
 
 
 def contenders(shape: Shape) -> list[Contender]:
@@ -140,22 +61,19 @@ def bundled(shape: Shape, module: str, contract: str) -> list[Contender]:
     """The implementations of a contract in one of our modules that take the shape's dtype."""
     try:
         import_module(f"tightrope.impls.{module}")
-    except ImportError as error:
-        return [Contender(f"{module} missing", shape, _nothing, error=f"missing: {error}")]
-    made = []
-    for impl in registered(f"tightrope.impls.{module}"):
-        if impl.contract_name != contract or shape.dtype not in impl.limits.get(
-            "dtype", (shape.dtype,)
-        ):
-            continue
-        run = _rotating if contract == "rope_attention" else _plain
-        made.append(
-            Contender(
-                f"{contract} {impl.name}", shape, partial(run, impl.fn), compiles=True,
-                rotated=contract == "rope_attention", error=_too_large(shape, module),
-            )
-        )  # fmt: skip
-    return made
+    except Exception as error:  # a package that is absent, or too old for this kernel
+        return [absent(f"{module} missing", shape, f"missing: {reason(error)}")]
+    run = {"attention": plain, "rope_attention": rotating, "pope_attention": polar}[contract]
+    position = {"rope_attention": "rope", "pope_attention": "pope"}.get(contract, "none")
+    return [
+        Contender(
+            f"{contract} {impl.name}", shape, partial(run, impl.fn), compiles=True,
+            position=position, error=_too_large(shape, module),
+        )
+        for impl in registered(f"tightrope.impls.{module}")
+        if impl.contract_name == contract
+        and shape.dtype in impl.limits.get("dtype", (shape.dtype,))
+    ]  # fmt: skip
 
 
 def _too_large(shape: Shape, module: str) -> str | None:
@@ -165,15 +83,23 @@ def _too_large(shape: Shape, module: str) -> str | None:
     return None
 
 
-def _plain(fn: Callable[..., Any], inputs: Inputs, i: int, **more: Any) -> Any:
+def plain(fn: Callable[..., Any], inputs: Inputs, i: int, **more: Any) -> Any:
     causal = inputs.shape.causal
     return fn(inputs.q[i], inputs.k[i], inputs.v[i], causal=causal, **more)[0]
 
 
-def _rotating(fn: Callable[..., Any], inputs: Inputs, i: int) -> Any:
+def rotating(fn: Callable[..., Any], inputs: Inputs, i: int) -> Any:
     table = (inputs.cos, inputs.sin, inputs.positions, inputs.positions)
     given = (inputs.q[i], inputs.k[i], inputs.v[i], *table)
     return fn(*given, interleaved=False, causal=inputs.shape.causal)[0]
+
+
+def polar(
+    fn: Callable[..., Any], inputs: Inputs, i: int, delta: bool = False, **options: Any
+) -> Any:
+    given = (inputs.q[i], inputs.k[i], inputs.v[i], inputs.inv_freq)
+    more = (inputs.delta if delta else None, inputs.positions, inputs.positions)
+    return fn(*given, *more, causal=inputs.shape.causal, **options)[0]
 
 
 def sdpa(shape: Shape, backend: str) -> Contender:
@@ -204,18 +130,21 @@ TILES = {
 }
 
 
-def sweep_of(shape: Shape) -> list[Contender]:
-    """The bundled attention with its own tile and every other one; errors become rows."""
-    ours = [c for c in bundled(shape, "attention", "attention") if c.name == "attention triton"]
+def sweep_of(
+    shape: Shape, contract: str = "attention", ways: Mapping[str, Mapping[str, Any]] = ONE_WAY
+) -> list[Contender]:
+    """The bundled "triton" with its own tile and every other one; errors become rows.
+
+    ways: what a row's name ends with -> keyword arguments, for each tile.
+    """
+    found = bundled(shape, contract, contract)
+    ours = [c for c in found if c.error or c.name == f"{contract} triton"][:1]
     if not ours or ours[0].error:
         return ours
-    module = import_module("tightrope.impls.attention")
-    fn = next(i.fn for i in registered(module.__name__) if i.name == "triton")
-    found = [Contender("default", shape, ours[0].run, compiles=True)]
+    made = [replace(ours[0], name="default")]
     every = next(tiles for widest, tiles in TILES.items() if shape.head_dim <= widest)
-    for m, n, warps, stages in every:
-        tile = module.Config(BLOCK_M=m, BLOCK_N=n, num_warps=warps, num_stages=stages)
-        run = partial(_plain, fn, blocks=tile)
-        name = f"{m}x{n}, {warps} warps, {stages} stages"
-        found.append(Contender(name, shape, run, compiles=True))
-    return found
+    for (m, n, warps, stages), (suffix, more) in product(every, ways.items()):
+        tile = Config(BLOCK_M=m, BLOCK_N=n, num_warps=warps, num_stages=stages)
+        name = f"{m}x{n}, {warps} warps, {stages} stages{suffix}"
+        made.append(replace(ours[0], name=name, run=partial(ours[0].run, blocks=tile, **more)))
+    return made

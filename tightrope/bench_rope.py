@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import product
 from typing import Any
 
-from tightrope.bench import fastest, median, show_all, spread
+from tightrope.bench import Wanted, fastest, median, show_all, spread
 from tightrope.environment import installed
 from tightrope.timing import BATCH, BUFFERS, REPEATS, Call, decode, on_device, prefill
 
@@ -21,10 +21,10 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PREFILL, DECODE = 16_384, 64
 
 
-def measure(sweep: bool, only: str | None = None) -> dict[str, Any]:
+def measure(wanted: Wanted) -> dict[str, Any]:
     """Times of all contenders and their ratios. Raises ValueError for `only`: one shape is all."""
-    if only:
-        raise ValueError("bench rope has one shape; --only is for bench attention")
+    if wanted.only:
+        raise ValueError("bench rope has one shape; --only is for the other operations")
     moved = bytes_moved(PREFILL)
     found: dict[str, Any] = {
         "peers": {p: installed(p) for p in ("liger-kernel", "transformers")},
@@ -36,7 +36,7 @@ def measure(sweep: bool, only: str | None = None) -> dict[str, Any]:
         "prefill": prefill(contenders(PREFILL), moved["q and k"]),
         "decode": decode(contenders(DECODE)),
     }
-    if sweep:
+    if wanted.sweep:
         found["sweep"] = prefill(tiles(PREFILL), moved["q and k"])
         found["sweep_decode"] = on_device(tiles(DECODE))
     return {**found, "ratios": verdict(found)}

@@ -112,11 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     doctor = verbs.add_parser("doctor", help="what this machine can and cannot prove")
     doctor.set_defaults(do=do_doctor)
     bench = verbs.add_parser("bench", help="speed against peers, in one run, on a GPU")
-    bench.add_argument("operation", choices=("rope", "attention"))
-    bench.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
-    bench.add_argument("--sweep", action="store_true", help="time every configuration too")
     bench.add_argument(
-        "--only", metavar="SHAPE", help="attention: shapes that start so, such as 1x8x4096x64"
+        "operation", nargs="?", default="comparison",
+        choices=("comparison", "pope_attention", "attention", "rope"),
+        help="default comparison: attention without positions, with RoPE and with PoPE, beside "
+        "PyTorch's and installed peers",
+    )  # fmt: skip
+    bench.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
+    bench.add_argument(
+        "--picture", metavar="FILE.png", help="draw runtime and memory against length"
+    )
+    bench.add_argument(
+        "--sweep", action="store_true", help="time every configuration too (not in the comparison)"
+    )
+    bench.add_argument(
+        "--only", metavar="SHAPE", help="only shapes that start so, such as 1x8x4096x64"
     )
     bench.set_defaults(do=do_bench)
     return top
@@ -223,4 +233,5 @@ def do_doctor(options: argparse.Namespace) -> int:
 def do_bench(options: argparse.Namespace) -> int:
     from tightrope.bench import bench
 
-    return bench(options.operation, options.json, options.sweep, options.only)
+    picture = options.picture
+    return bench(options.operation, options.json, options.sweep, options.only, picture)
