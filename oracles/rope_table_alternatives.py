@@ -34,6 +34,16 @@ def alternatives(
     truth: Truth, case: Any, inputs: Mapping[str, Array]
 ) -> Iterator[tuple[str, Outputs]]:
     """(sentence, outputs) of known mistakes, one at a time."""
+    yield from misplaced(truth, case, inputs)
+    m = inputs["positions"].astype(np.float64)[:, None]
+    for sentence, angle in _angles(truth, case, m):
+        yield sentence, stored(angle)
+
+
+def misplaced(
+    truth: Truth, case: Any, inputs: Mapping[str, Array]
+) -> Iterator[tuple[str, Outputs]]:
+    """Mistakes of right frequencies: outputs exchanged, wrong positions."""
     positions = inputs["positions"].tolist()
     cos, sin = _exact(truth, case, positions)
     yield "sine and cosine exchanged", _stored(sin, cos)
@@ -41,9 +51,6 @@ def alternatives(
     yield "the table of sines used for both", _stored(sin, sin)
     for sentence, moved in _moves():
         yield sentence, _stored(*_exact(truth, case, [moved(m) for m in positions]))
-    m = inputs["positions"].astype(np.float64)[:, None]
-    for sentence, angle in _angles(truth, case, m):
-        yield sentence, _stored(np.cos(angle), np.sin(angle))
 
 
 def _moves() -> Iterator[tuple[str, Callable[[int], int]]]:
@@ -79,7 +86,13 @@ def _angles(truth: Truth, case: Any, m: Array) -> Iterator[tuple[str, Array]]:
     yield "angles in degrees instead of radians", m * theta * (np.pi / 180)
     for name in ("bfloat16", "float16"):
         yield f"inv_freq rounded to {name}", m * truth.inv_freq(d, base, name)
-        yield f"the angle rounded to {name}", _finite(FORMATS[name].round(m * theta))
+        yield f"the angle rounded to {name}", FORMATS[name].round(m * theta)
+
+
+def stored(angle: Array) -> Outputs:
+    """The table of some angles; of 0 where one is not finite."""
+    angle = _finite(angle)
+    return _stored(np.cos(angle), np.sin(angle))
 
 
 def _finite(angle: Array) -> Array:

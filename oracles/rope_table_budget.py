@@ -26,11 +26,17 @@ STAGES: Mapping[str, Any] = {
     "angle": "float32",  # "exact" or the format of the product
     "angle_error": 0.0,  # radians, further error of the angle modulo 2 pi
     "trig_ulp": 2.5,  # of cos, sin of that angle, in ulps of the result, all roundings included
+    # "exact": multiplied in before the one rounding to float32; a format: after it, rounded to this
+    "attention_factor": "float32",
 }
 EXPECTED = 2.0**-100  # radius of the arb table, beside its rounding to float64
 ENDLESS = 2.0**100  # beyond all angles
 OUTWARD = 1 + 2.0**-48  # more than the roundings of (2) to (8) in float64
 NUMPY = 2.0**-50  # error of float64 cos and sin: 4.5 ulp below 1
+
+
+Scaled = Callable[[Array, float], Array]
+"""(relative errors of unscaled frequencies, unit) -> bounds on what scaling them adds."""
 
 
 class Truth(Protocol):
@@ -46,19 +52,22 @@ class Truth(Protocol):
 
 
 def budget(
-    truth: Truth, case: Any, inputs: Mapping[str, Array], arithmetic: Arithmetic
+    truth: Truth,
+    case: Any,
+    inputs: Mapping[str, Array],
+    arithmetic: Arithmetic,
+    scaled: Scaled | None = None,
 ) -> dict[str, Budget]:
-    """Budgets of cos and sin, (tokens, rotary_dim/2), for this case's positions and arithmetic."""
+    """Budgets of cos and sin, (tokens, rotary_dim/2), for this case's positions and arithmetic.
+
+    scaled: what is done to frequencies after their power, where that is rounded by itself.
+    """
     positions = inputs["positions"].tolist()
     cos, sin = truth.table(tuple(positions), case.rotary_dim, case.rope_theta)
     theta = truth.inv_freq(case.rotary_dim, case.rope_theta, "float64")
     m = np.abs(np.array(positions, np.float64))[:, None]
-    parts = _angle_terms(case, positions, theta, arithmetic)
-    angle = None
-    if _prescribed(positions, arithmetic):
-        rounded = truth.inv_freq(case.rotary_dim, case.rope_theta, arithmetic["inv_freq"])
-        near = _rounded(positions, FORMATS[arithmetic["position"]])
-        angle = FORMATS[arithmetic["angle"]].round(near * rounded)
+    parts = _angle_terms(case, positions, theta, arithmetic, scaled)
+    angle = _prescribed_angle(truth, case, positions, arithmetic)
     found = {}
     for name, x, other in (("cos", cos, sin), ("sin", sin, cos)):
         terms, moved = _values(x, other, parts)
@@ -75,7 +84,11 @@ def budget(
 
 
 def _angle_terms(
-    case: Any, positions: list[int], theta: Array, arithmetic: Arithmetic
+    case: Any,
+    positions: list[int],
+    theta: Array,
+    arithmetic: Arithmetic,
+    scaled: Scaled | None,
 ) -> dict[str, Array]:
     """Named bounds on the error of the angle in radians, (tokens, rotary_dim/2): eq. (2) to (5)."""
     m = np.abs(np.array(positions, np.float64))[:, None]
@@ -86,12 +99,13 @@ def _angle_terms(
         parts[f"position rounded to {arithmetic['position']}"] = step * theta
         reach = m + step
     if arithmetic["inv_freq"] != "exact":
-        for name, part in _inv_freq_terms(case, theta, arithmetic).items():
+        for name, part in inv_freq_terms(case, theta, arithmetic, scaled).items():
             parts[name] = reach * part
             off = off + part
     if arithmetic["angle"] != "exact":
         fmt = FORMATS[arithmetic["angle"]]
-        rounded = fmt.half_ulp(reach * (theta + off))
+        largest = reach * (theta + off)
+        rounded = np.where(largest >= fmt.largest, ENDLESS, fmt.half_ulp(largest))
         name = f"angle rounded to {arithmetic['angle']}"
         parts[name] = np.where(_exact_product(positions, theta, arithmetic), 0.0, rounded)
     if arithmetic["angle_error"]:
@@ -118,21 +132,38 @@ def _position_step(positions: list[int], fmt: Format) -> Array:
     return np.where(_holds(positions, fmt), 0.0, step)
 
 
-def _inv_freq_terms(case: Any, theta: Array, arithmetic: Arithmetic) -> dict[str, Array]:
-    """Bounds on |theta^ - theta|, (rotary_dim/2,): half an ulp, or (6) and (7). Column 0: exact."""
+def _exact_columns(theta: Array) -> Array:
+    """Whose theta^ is theta whatever the format: the first if it is 1, and those that rest."""
+    return ((np.arange(len(theta)) == 0) & (theta == 1)) | (theta == 0)
+
+
+def inv_freq_terms(
+    case: Any, theta: Array, arithmetic: Arithmetic, scaled: Scaled | None = None
+) -> dict[str, Array]:
+    """Bounds on |theta^ - theta|, (rotary_dim/2,): half an ulp, or (6) and (7), and `scaled`'s.
+
+    0 for a frequency of 1 in column 0; beyond all angles where theta^ may overflow.
+    """
     name, ulps = arithmetic["inv_freq"], arithmetic["inv_freq_ulp"]
     fmt, column = FORMATS[name], np.arange(len(theta))
     if not ulps:
-        return {f"inv_freq rounded to {name}": np.where(column == 0, 0.0, fmt.half_ulp(theta))}
+        step = np.where(np.isinf(fmt.round(theta)), ENDLESS, fmt.half_ulp(theta))
+        return {f"inv_freq rounded to {name}": np.where(_exact_columns(theta), 0.0, step)}
     stretch = _exponent_step(case.rotary_dim, name) * abs(np.log(case.rope_theta))
     eta = (2 * ulps + 1) * fmt.unit
-    power = theta * np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1)
-    normal = (theta >= 2.0**fmt.emin) & (theta * fmt.largest * (1 - eta) > 2 * np.exp(stretch))
-    power = np.where(normal, power, ENDLESS)  # (6), (7) know no subnormals and no overflow
-    return {
+    relative = np.exp(stretch) * ((1 + fmt.unit) / (1 - eta) - 1) * (column > 0)
+    spread = 2 * np.exp(stretch) / (1 - eta)
+    normal = (theta >= 2.0**fmt.emin) & (theta > spread / fmt.largest)
+    normal &= theta < fmt.largest / spread
+    # (6), (7) know no subnormals and no overflow
+    power = np.where(normal | (theta == 0), theta * relative, ENDLESS * (column > 0))
+    found = {
         f"exponent 2c/rotary_dim rounded to {name}": theta * np.expm1(stretch),
-        f"power within {ulps} ulp and reciprocal in {name}": power * (column > 0),
+        f"power within {ulps} ulp and reciprocal in {name}": power,
     }
+    if scaled:
+        found[f"scaled in {name}"] = scaled(np.expm1(stretch) + relative, fmt.unit)
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -150,7 +181,7 @@ def _exact_product(positions: list[int], theta: Array, arithmetic: Arithmetic) -
     if arithmetic["position"] != "exact":
         position = FORMATS[arithmetic["position"]]
         held = np.where(_holds(positions, position), held, position.precision <= angle.precision)
-    first = (np.arange(len(theta)) == 0) & held
+    first = ((np.arange(len(theta)) == 0) & (theta == 1) & held) | (theta == 0)
     wider = frequency == "exact" or FORMATS[frequency].precision > angle.precision
     if wider or FORMATS[frequency].emin < angle.emin:  # subnormals of the angle have fewer bits
         return first | _zero(positions)
@@ -188,6 +219,19 @@ def _prescribed(positions: list[int], arithmetic: Arithmetic) -> bool:
     position, frequency, angle = (FORMATS[s] for s in stages)
     held = position.precision + frequency.precision <= 53 or angle.name == "float64"
     return held and bool(np.isfinite(_rounded(positions, position)).all())
+
+
+def _prescribed_angle(
+    truth: Truth, case: Any, positions: list[int], arithmetic: Arithmetic
+) -> Array | None:
+    """The angles that the declared roundings give, (tokens, rotary_dim/2); None if they do not."""
+    if not _prescribed(positions, arithmetic):
+        return None
+    rounded = truth.inv_freq(case.rotary_dim, case.rope_theta, arithmetic["inv_freq"])
+    near = _rounded(positions, FORMATS[arithmetic["position"]])
+    with np.errstate(invalid="ignore"):  # infinity times position 0
+        angle = FORMATS[arithmetic["angle"]].round(near * rounded)
+    return angle if np.isfinite(angle).all() else None
 
 
 def _replay(name: str, angle: Array, m: Array, output: str, ulps: float) -> Replay:

@@ -23,11 +23,19 @@ def table(
     columns = range(rotary_dim // 2) if columns is None else columns
     with mpmath.workprec(BITS):
         root = mpmath.root(mpmath.mpf(rope_theta), rotary_dim)
-        units = [_unit(1 / root ** (2 * c)) for c in columns]
-        return [[_rational(_power(z, int(m))) for z in units] for m in positions]
+        units = [unit(1 / root ** (2 * c)) for c in columns]
+        return rows(positions, units)
 
 
-def _unit(angle: mpmath.mpf) -> mpmath.mpc:
+def rows(
+    positions: Sequence[int], units: Sequence[mpmath.mpc]
+) -> list[list[tuple[Fraction, Fraction]]]:
+    """(Re, Im) of every unit to the power of every position, in the precision at hand."""
+    return [[_rational(_power(z, int(m))) for z in units] for m in positions]
+
+
+def unit(angle: mpmath.mpf) -> mpmath.mpc:
+    """cos + i sin of an angle in radians."""
     cosine, sine = mpmath.cos_sin(angle)
     return mpmath.mpc(cosine, sine)
 
@@ -43,9 +51,10 @@ def _power(z: mpmath.mpc, m: int) -> mpmath.mpc:
 
 
 def _rational(z: mpmath.mpc) -> tuple[Fraction, Fraction]:
-    return _fraction(z.real), _fraction(z.imag)
+    return fraction(z.real), fraction(z.imag)
 
 
-def _fraction(x: mpmath.mpf) -> Fraction:
+def fraction(x: mpmath.mpf) -> Fraction:
+    """The number as it is."""
     mantissa, exponent = x.man_exp  # of the magnitude
     return (-1 if x < 0 else 1) * Fraction(int(mantissa)) * Fraction(2) ** int(exponent)

@@ -36,8 +36,15 @@ def like(*shape: int, dtype: str = "float16", device: str = HOME) -> torch.Tenso
         ({"rope_theta": "1e4"}, TypeError, "rope_theta"),
         ({"positions": like(2, 3, dtype="int64")}, ValueError, "positions.shape"),
         ({"positions": like(3)}, TypeError, "positions.dtype"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, ValueError, "rope_scaling['rope_type']"),
+        ({"rope_scaling": {"rope_type": "yarm"}}, ValueError, "rope_scaling['rope_type']"),
         ({"rope_scaling": {"factor": 8.0}}, ValueError, "rope_scaling['factor']"),
+        ({"rope_scaling": 8.0}, TypeError, "rope_scaling"),
+        ({"seq_len": -1}, ValueError, "seq_len"),
+        (
+            {"positions": like(2, 3, dtype="int64"), "rope_scaling": {"mrope_section": [2, 1, 1]}},
+            ValueError,
+            "positions.shape",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("build", [rope_table.exact, rope_table.float32], ids=["exact", "float32"])

@@ -66,23 +66,45 @@ def _rope(target: int, dtype: str, table: str, interleaved: bool, unit: int, **o
     return _compile(rope_kernel, pointers, constants, target, **options)
 
 
-def _table(target: int, exact: bool) -> str:
-    from tightrope.impls.rope_table import exact_kernel, float32_kernel
+def _table_kernels(kind: str) -> tuple[Any, Any]:
+    """`rope` or `pope`: the exact builder's kernel, and the float32 one's."""
+    from tightrope.impls import pope_table, rope_table
 
-    pointers = {"positions": "*i64", "cos": "*fp32", "sin": "*fp32"}
-    pointers |= {"high": "*i64", "low": "*i64"} if exact else {"inv_freq": "*fp32"}
-    constants = {"BLOCK_POSITIONS": 8, "BLOCK_PAIRS": 64}
-    return _compile(exact_kernel if exact else float32_kernel, pointers, constants, target)
+    module = {"rope": rope_table, "pope": pope_table}[kind]
+    return module.exact_kernel, module.float32_kernel
+
+
+def _table(target: int, kind: str, exact: bool) -> str:
+    kernel = _table_kernels(kind)[0 if exact else 1]
+    frequencies = "*fp64" if kind == "pope" else "*fp32"
+    pointers = {"positions": "*i64", "cos": "*fp32", "sin": "*fp32", "inv_freq": frequencies}
+    pointers |= {"high": "*i64", "low": "*i64", "narrow": "*fp32", "frequencies": "*fp64"}
+    pointers |= {"axis": "*i64"}
+    constants = {"BLOCK_POSITIONS": 8, "BLOCK_COLUMNS": 64, "AXES": True}
+    constants = {name: c for name, c in constants.items() if name in kernel.arg_names}
+    return _compile(kernel, pointers, constants, target)
+
+
+def _query_scale(target: int) -> str:
+    from tightrope.impls.query_scale import query_scale_kernel
+
+    pointers = {"positions": "*i64", "scale": "*fp32"}
+    return _compile(query_scale_kernel, pointers, {"BLOCK": 512}, target)
 
 
 def _specialized() -> list[str]:
     """Parameters of which some value or alignment would cost a compilation of its own."""
+    from tightrope.impls.query_scale import query_scale_kernel
     from tightrope.impls.rope import rope_kernel
-    from tightrope.impls.rope_table import exact_kernel, float32_kernel
 
     return [
         f"{kernel.__name__}: {p.name}"
-        for kernel in (rope_kernel, exact_kernel, float32_kernel)
+        for kernel in (
+            rope_kernel,
+            query_scale_kernel,
+            *_table_kernels("rope"),
+            *_table_kernels("pope"),
+        )
         for p in kernel.params
         if not (p.is_constexpr or p.do_not_specialize)
     ]
@@ -97,8 +119,10 @@ def main() -> None:
     for target in TARGETS:
         for variant, facts in ROPE.items():
             found[f"rope {variant} sm_{target}"] = _rope(target, *facts)
-        found[f"table exact sm_{target}"] = _table(target, exact=True)
-        found[f"table float32 sm_{target}"] = _table(target, exact=False)
+        for kind in ("rope", "pope"):
+            found[f"table exact {kind} sm_{target}"] = _table(target, kind, exact=True)
+            found[f"table float32 {kind} sm_{target}"] = _table(target, kind, exact=False)
+        found[f"query_scale sm_{target}"] = _query_scale(target)
     found["control fused sm_90"] = _rope(90, *ROPE["aligned"], fused=True)
     found["ttir"] = _rope(90, *ROPE["general"], form="ttir")
     counted = {"compiled": len(found), "counted": compiles.count(), "disk": compiles.from_disk()}
@@ -182,6 +206,15 @@ def test_the_float32_table_uses_no_approximate_trigonometry(ptx: dict[str, Any])
         assert "cvt.rn.f32.s64" in text, name
         # The large-argument path reduces with this table of the bits of 2/pi.
         assert re.search(r"i2opi_f\[\d+\] = \{", text), name
+
+
+def test_steps_of_the_query_scale_are_whole_and_its_logarithm_is_float64(
+    ptx: dict[str, Any],
+) -> None:
+    for name, text in _of(ptx, "query_scale").items():
+        assert "div.u64" in text, name
+        assert not re.search(r"\blg2|\b(?:add|mul|fma)\S*\.f32", text), name
+        assert "cvt.rn.f32.f64" in text, name
 
 
 def test_fusing_would_be_seen(ptx: dict[str, Any]) -> None:

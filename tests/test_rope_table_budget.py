@@ -16,6 +16,7 @@ from rope_table_kernels import (
     float32_kernel,
     functions,
     grant,
+    inv_freq,
     loose_functions_kernel,
     stress,
     turns_kernel,
@@ -24,7 +25,6 @@ from rope_table_kernels import (
 from tightrope.arithmetic import Arithmetic
 from tightrope.formats import Array
 from tightrope.oracles.rope_table import CONTRACT, RopeTableCase
-from tightrope.oracles.rope_table_exact import inv_freq
 from tightrope.verdict import judge
 
 SEEDS = range(40)
@@ -164,7 +164,7 @@ def test_deleting_a_term_is_noticed(which: str) -> None:
 @pytest.mark.parametrize("case", MIXED, ids=lambda c: c.positions)
 def test_replay_leaves_only_the_function_open(case: RopeTableCase) -> None:
     m = CONTRACT.inputs(case)["positions"].astype(np.float32)[:, None]
-    theta = inv_freq(case.rotary_dim, case.rope_theta, "float32").astype(np.float32)
+    theta = inv_freq(case, "float32").astype(np.float32)
     angle = (m * theta).astype(np.float64)
     off = F32.neighbours(angle)[1]  # one more rounding somewhere
     for name, b in budgets(case, grant(inv_freq_ulp=0)).items():
@@ -177,7 +177,7 @@ def test_replay_leaves_only_the_function_open(case: RopeTableCase) -> None:
 def test_replay_rejects_a_frequency_rounded_the_other_way() -> None:
     case = tokens("random", 1000, 4000)
     m = CONTRACT.inputs(case)["positions"].astype(np.float32)[:, None]
-    wrong = F32.neighbours(inv_freq(64, 1e4, "float32"))[0].astype(np.float32)
+    wrong = F32.neighbours(inv_freq(case, "float32"))[0].astype(np.float32)
     table = functions(case, (m * wrong).astype(np.float64))
     assert not budgets(case, grant(inv_freq_ulp=0))["sin"].replayed(table["sin"]).all()
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+import table_checks
+from hypothesis import given
 from rope_table_kernels import budgets, float32_kernel, grant
 
-from tightrope.diagnosis import diagnose
 from tightrope.formats import FORMATS
 from tightrope.oracles import rope_table_exact, rope_table_mpmath
 from tightrope.oracles.rope_table import (
@@ -23,12 +23,8 @@ from tightrope.oracles.rope_table import (
     RopeTableCase,
     oracle_error,
 )
-from tightrope.verdict import judge
 
-QUIET = settings(
-    max_examples=300, derandomize=True, database=None, deadline=None,
-    suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-)  # fmt: skip
+QUIET = table_checks.quiet(300)
 EVERYTHING = CONTRACT.limits({"positions": (*KINDS, HUGE)})
 CASES = [
     RopeTableCase(tokens=3, rotary_dim=8),
@@ -128,22 +124,15 @@ def test_cases_are_what_they_say(case: RopeTableCase) -> None:
 
 
 def test_huge_positions_are_drawn_only_by_those_that_claim_them() -> None:
-    assert HUGE not in drawn({}, "positions")
-    assert drawn({"positions": (*KINDS, HUGE)}, "positions").keys() == {*KINDS, HUGE}
-    narrow = drawn({"rotary_dim": (88,), "position_dtype": ("int32",)}, "rotary_dim")
+    assert HUGE not in counted({}, "positions")
+    assert counted({"positions": (*KINDS, HUGE)}, "positions").keys() == {*KINDS, HUGE}
+    narrow = counted({"rotary_dim": (88,), "position_dtype": ("int32",)}, "rotary_dim")
     assert narrow.keys() == {88}
 
 
-def drawn(given_limits: dict, field: str) -> Counter:
-    counted: Counter = Counter()
-
-    @given(case=CONTRACT.cases(CONTRACT.limits(given_limits)))
-    @QUIET
-    def run(case: RopeTableCase) -> None:
-        counted[getattr(case, field)] += 1
-
-    run()
-    return counted
+def counted(given_limits: dict, field: str) -> Counter:
+    cases = table_checks.drawn(CONTRACT, CONTRACT.limits(given_limits), 300)
+    return Counter(getattr(case, field) for case in cases)
 
 
 @pytest.mark.parametrize(
@@ -156,32 +145,13 @@ def drawn(given_limits: dict, field: str) -> Counter:
     ids=["stranger", "float32", "fixed point"],
 )
 def test_hardly_a_case_is_uninformative(arithmetic, limits) -> None:
-    seen = []
-
-    @given(case=CONTRACT.cases(limits))
-    @QUIET
-    def run(case: RopeTableCase) -> None:
-        if case.tokens:
-            b = budgets(case, arithmetic)
-            models = CONTRACT.nulls(case, CONTRACT.inputs(case)).values()
-            seen.append(any(all(b[n].accepts(m[n]) for n in m) for m in models))
-
-    run()
-    assert np.mean(seen) < 0.02
+    assert table_checks.uninformative(CONTRACT, limits, arithmetic, 300) < 0.02
 
 
 def test_the_simplest_case_is_informative_and_found_by_shrinking() -> None:
-    simplest = find(
-        CONTRACT.cases(CONTRACT.limits({})), lambda case: True, settings=settings(database=None)
-    )
-    assert simplest == replace(simplest, tokens=1, positions="range", start=1, rotary_dim=8)
-    b = budgets(simplest, grant())
-    for model in CONTRACT.nulls(simplest, CONTRACT.inputs(simplest)).values():
-        assert not all(b[n].accepts(model[n]) for n in model)
-
-
-def mistakes(case: RopeTableCase) -> dict:
-    return dict(CONTRACT.alternatives(case, CONTRACT.inputs(case)))
+    case = table_checks.simplest(CONTRACT)
+    assert case == replace(case, tokens=1, positions="range", start=1, rotary_dim=8)
+    assert not table_checks.says_nothing(CONTRACT, case, grant())
 
 
 SHOWS = [
@@ -194,16 +164,10 @@ SHOWS = [
 ]
 
 
-@pytest.mark.parametrize("sentence", mistakes(SHOWS[0]))
+@pytest.mark.parametrize("sentence", table_checks.mistakes(CONTRACT, SHOWS[0]))
 def test_every_known_mistake_is_rejected_and_named(sentence: str) -> None:
     exact = grant(position="exact", inv_freq="exact", angle="exact", angle_error=1e-17, trig_ulp=1)
-    found = False
-    for case in SHOWS:
-        wrong, b = mistakes(case)[sentence], budgets(case, exact)
-        if all(b[n].accepts(wrong[n]) for n in wrong):
-            continue
-        found |= sentence in diagnose(mistakes(case).items(), wrong, b)
-    assert found
+    assert table_checks.named(CONTRACT, sentence, SHOWS, exact)
 
 
 @given(case=CONTRACT.cases(CONTRACT.limits({})))
@@ -215,19 +179,15 @@ def test_the_usual_torch_builder_is_a_right_stranger(case: RopeTableCase) -> Non
     powers = case.rope_theta ** (torch.arange(0, d, 2, dtype=torch.int64).float() / d)
     positions = torch.from_numpy(CONTRACT.inputs(case)["positions"])
     angles = positions.float()[:, None] * (1.0 / powers)[None, :]
-    inputs = CONTRACT.inputs(case)
-    for name, b in budgets(case, grant()).items():
-        out = getattr(angles, name)().numpy()
-        assert judge(name, out, b, lambda at, n=name: CONTRACT.exact(case, inputs, n, at)).ok
+    out = {"cos": angles.cos().numpy(), "sin": angles.sin().numpy()}
+    assert table_checks.all_right(CONTRACT, case, out, grant())
 
 
 @given(case=CONTRACT.cases(CONTRACT.limits({})))
 @QUIET
 def test_a_right_float32_builder_passes_t0_and_t1(case: RopeTableCase) -> None:
-    promise, inputs = grant(inv_freq_ulp=0, trig_ulp=1.5), CONTRACT.inputs(case)
-    for name, b in budgets(case, promise).items():
-        out = float32_kernel(case, promise)[name]
-        assert judge(name, out, b, lambda at, n=name: CONTRACT.exact(case, inputs, n, at)).ok
+    promise = grant(inv_freq_ulp=0, trig_ulp=1.5)
+    assert table_checks.all_right(CONTRACT, case, float32_kernel(case, promise), promise)
 
 
 def test_int32_limits_are_reached() -> None:

@@ -31,7 +31,9 @@ class Contract:
     """One operation.
 
     signature: as users write it. case: a frozen keyword-only dataclass of scalars.
-    domain: the fields that limits may narrow, with their values. relations: names for `where=`.
+    domain: the fields that limits may narrow, with their values. unless_named: what fields are
+    narrowed to where limits do not name them: whoever says nothing is not asked for the others.
+    relations: names for `where=`.
     stages: the arithmetic granted to an unknown kernel. outputs: names, in the order returned.
     cases(limits): a Hypothesis strategy of cases. inputs(case): tensor arguments in call order, as
     NumPy arrays in their own dtypes; those named in `keywords` go by keyword, and are absent when
@@ -60,6 +62,7 @@ class Contract:
     budget: Callable[[Any, Arrays, Arithmetic], dict[str, Budget]]
     keywords: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
+    unless_named: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     relations: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[Any], dict[str, Any]] = _nothing
     layouts: Callable[[Any], Mapping[str, str]] = _nothing
@@ -69,7 +72,7 @@ class Contract:
     axes: tuple[str, ...] = ()
 
     def limits(self, given: Mapping[str, Any], where: Iterable[str] = ()) -> Limits:
-        return Limits(self.domain, dict(given), frozenset(where))
+        return Limits(self.domain, {**self.unless_named, **given}, frozenset(where))
 
     def arguments(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Tensor arguments as a call passes them: by place, and by keyword."""

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
+from tightrope.polar import EXPONENT_SIGNS
+
 INTEGERS = ("int32", "int64")
 INPUTS = ("float16", "bfloat16", "float32", "float64")
 TABLES = ("float16", "bfloat16", "float32")
@@ -183,25 +185,57 @@ def _check_rope_outputs(q: Any, k: Any, inplace: bool, out_dtype: Any) -> None:
     check_writable("k", k)
 
 
-def check_rope_table(
-    positions: Any, *, rotary_dim: Any, rope_theta: Any, rope_scaling: Any = None
-) -> None:
-    """Refuse what the contract `rope_table` excludes; positions (len,), any integers, no scaling.
+def _check_int(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        refuse(name, "an int", repr(value), TypeError)
 
-    Raises: TypeError (types, dtypes), ValueError (shape, odd or small rotary_dim, rope_theta <= 0,
-    a key of rope_scaling that this builder does not know).
-    """
-    check_tensor("positions", positions, ("len",), INTEGERS)
-    if not isinstance(rotary_dim, int) or isinstance(rotary_dim, bool):
-        refuse("rotary_dim", "an int", repr(rotary_dim), TypeError)
-    if rotary_dim < 2 or rotary_dim % 2:
-        refuse("rotary_dim", "an even number, 2 or more", rotary_dim)
+
+def _check_base(rope_theta: Any) -> None:
     if not isinstance(rope_theta, (int, float)) or isinstance(rope_theta, bool):
         refuse("rope_theta", "a float", repr(rope_theta), TypeError)
     if not 0 < rope_theta <= sys.float_info.max:
         refuse("rope_theta", "a finite float64 above 0", rope_theta)
-    for key, value in (rope_scaling or {}).items():
-        if key != "rope_type":
-            refuse(f"rope_scaling[{key!r}]", "only the key 'rope_type'", repr(value))
-        if value != "default":
-            refuse("rope_scaling['rope_type']", "'default'", repr(value))
+
+
+def check_pope_table(
+    positions: Any, *, rotary_dim: Any, rope_theta: Any, exponent_sign: Any
+) -> None:
+    """Refuse what the contract `pope_table` excludes; positions (len,), any integers.
+
+    Raises: TypeError (types, dtypes), ValueError (shape, rotary_dim < 1, rope_theta <= 0, an
+    exponent_sign that is not one of `tightrope.polar.EXPONENT_SIGNS`).
+    """
+    check_tensor("positions", positions, ("len",), INTEGERS)
+    _check_int("rotary_dim", rotary_dim)
+    if rotary_dim < 1:
+        refuse("rotary_dim", "1 or more", rotary_dim)
+    _check_base(rope_theta)
+    _check_int("exponent_sign", exponent_sign)
+    if exponent_sign not in EXPONENT_SIGNS:
+        refuse("exponent_sign", " or ".join(map(str, EXPONENT_SIGNS)), exponent_sign)
+
+
+def check_rope_table(
+    positions: Any, *, rotary_dim: Any, rope_theta: Any, rope_scaling: Any = None,
+    seq_len: Any = None,
+) -> Any:  # fmt: skip
+    """Refuse what the contract `rope_table` excludes; positions (len,) or (3, len), any integers.
+
+    Returns what rope_scaling says, as `tightrope.rope_scaling.read`. Raises: TypeError (types,
+    dtypes), ValueError (shape, odd or small rotary_dim, rope_theta <= 0), and as `read`.
+    """
+    from tightrope.rope_scaling import AXES, read
+
+    many = len(getattr(positions, "shape", ())) == 2
+    check_tensor("positions", positions, ("axes", "len") if many else ("len",), INTEGERS)
+    _check_int("rotary_dim", rotary_dim)
+    if rotary_dim < 2 or rotary_dim % 2:
+        refuse("rotary_dim", "an even number, 2 or more", rotary_dim)
+    _check_base(rope_theta)
+    scaling = read(
+        rope_scaling, rotary_dim=rotary_dim, rope_theta=float(rope_theta), seq_len=seq_len
+    )
+    if many and (not scaling.mrope_section or positions.shape[0] != AXES):
+        usual = f"({AXES}, len) with mrope_section, or (len,)"
+        refuse("positions.shape", usual, tuple(positions.shape))
+    return scaling
