@@ -1,8 +1,8 @@
 """Record how surely wrong kernels are found: `python tests/record_wrong_kernels.py FILE [WHAT]`.
 
-WHAT: rope (the default) or attention. 20 seeds, 100 examples a law, not derandomized, and random
-cases of the right twins. It takes about 20 minutes on 2 cores; the result is committed under
-docs/measurements.
+WHAT: rope (the default), attention, pope, scaling or query_scale. 20 seeds, 100 examples a law,
+random cases of the right twins. It takes about 20 minutes on 2 cores; the result is committed
+under docs/measurements.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import test_wrong_pope as wrong_pope
+import test_wrong_scaling as wrong_scaling
 from test_wrong_kernels import ATTENTION, LAWS, each_by_its_law, rejected, run
 
 from tightrope.blackbox import write_atomically
@@ -39,7 +41,18 @@ RECORDS = {
     "attention": Record(
         ATTENTION, each_by_its_law(), "(-right- or -right_declared-) and matches_oracle", 1000
     ),
-}
+    "pope": Record(
+        wrong_pope.ADAPTERS, wrong_pope.each_by_its_law(),
+        f"{wrong_pope.RIGHT_ONES} and matches_oracle", 1000,
+    ),
+    "scaling": Record(
+        "wrong_scaling.py", wrong_scaling.each_by_its_law(), "(-right-) and matches_oracle", 2000
+    ),
+    "query_scale": Record(
+        "wrong_query_scale.py", "not right and matches_oracle",
+        "(-right- or -right_float32-) and matches_oracle", 2000,
+    ),
+}  # fmt: skip
 
 
 def kills(results: dict[str, Any]) -> dict[str, dict[str, Any]]:

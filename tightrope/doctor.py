@@ -63,4 +63,4 @@ def _peers(console: object) -> None:
     for found in pkgutil.iter_modules(importlib.import_module(BUNDLED).__path__):
         missing = getattr(importlib.import_module(f"{BUNDLED}.{found.name}"), "MISSING", None)
         if missing:
-            console.print(f"peer {found.name} is off: {missing} is not installed", highlight=False)
+            console.print(f"{found.name} is off: {missing}", highlight=False)
