@@ -35,6 +35,7 @@ import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+
 from tightrope import bench_picture, bench_summary
 
 folder = next(p for p in (Path("measurements"), Path("docs/measurements")) if p.is_dir())
