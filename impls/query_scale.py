@@ -8,7 +8,6 @@ under the interpreter, within 1.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -61,7 +60,7 @@ def check_query_scale(positions: Any, attn_scale: Any, floor_scale: Any, shift: 
             refuse(name, f"{least} to 2^31 - 1", value)
     if not isinstance(attn_scale, (int, float)) or isinstance(attn_scale, bool):
         refuse("attn_scale", "a float", repr(attn_scale), TypeError)
-    if not (math.isfinite(attn_scale) and 0 < attn_scale < 2**64):
+    if not 0 < attn_scale < 2**64:
         refuse("attn_scale", "a number above 0 and below 2^64", attn_scale)
     if positions.device.type == "cpu" and positions.numel() and int(positions.min()) < 0:
         refuse("positions", "0 or more", int(positions.min()))

@@ -48,7 +48,7 @@ def budget(case: Any, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> di
 def _logarithm(case: Any, log: Array, work: Format, ulps: float) -> dict[str, Array]:
     """Terms of attn_scale ln(1 + floor), 0 where the logarithm is that of 1."""
     a, some = case.attn_scale, log > 0
-    argument = work.unit * (np.exp(log) > 1 / work.unit)  # 1 + floor is held below 2^p
+    argument = 2 * work.unit * (np.exp(log) > 1 / work.unit)  # 1 + floor is held below 2^p
     log_error = np.where(some, ulps * work.ulp(log + argument) + argument, 0.0)
     factor = float(abs(work.round_fraction(Fraction(a)) - a))
     product = work.half_ulp((a + factor) * (log + log_error))

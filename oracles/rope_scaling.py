@@ -8,8 +8,8 @@ original_max_position_embeddings:
   w/s in the first columns, 0 in the others.
 - ntk: w of the base b s**(D/(D-2)), so that column 0 keeps its frequency and the last one has its
   w/s. dynamic: the same with s n/L - (s - 1) for s, n = max(seq_len, L).
-- yarn (arXiv 2309.00071, section 3.2): from w to w/s along a ramp over columns, between those that
-  turn beta_fast and beta_slow times within L.
+- yarn (arXiv 2309.00071, as its authors' code has it): from w to w/s along a ramp over columns,
+  between those that turn beta_fast and beta_slow times within L.
 - llama3: from w/s to w between low_freq_factor and high_freq_factor turns within L.
 
 attention_factor is 1 but for yarn (its eq. 22: 0.1 ln s + 1; a quotient of two where mscale and

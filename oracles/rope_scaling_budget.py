@@ -19,17 +19,19 @@ STEPS = {"linear": 2, "proportional": 2, "longrope": 2, "yarn": 5, "llama3": 5}
 
 
 def scaling_term(
-    rotary_dim: int, rope_theta: float, scaling: RopeScaling, rho: Array, unit: float
-) -> Array:
+    rotary_dim: int, rope_theta: float, scaling: RopeScaling, rho: Array, unit: float,
+    ulps: float = 4.0,
+) -> Array:  # fmt: skip
     """A bound on the error of each scaled frequency beyond rho times it; (rotary_dim/2,).
 
-    rho: relative error of the unscaled ones. unit: of the format that is worked in.
+    rho: relative error of the unscaled ones. unit: of the format that is worked in. ulps: of a
+    power.
     """
     theta = rope_scaling.frequencies(rotary_dim, rope_theta, scaling)
     kind = scaling.rope_type
     if kind in ("ntk", "dynamic"):
         exponent = np.arange(0, rotary_dim, 2) / rotary_dim
-        return theta * (1 + rho) * np.expm1(exponent * _base_error(rotary_dim, scaling, unit))
+        return theta * (1 + rho) * np.expm1(exponent * _base_error(rotary_dim, scaling, unit, ulps))
     rounded = (1 + rho) / (1 - unit) ** STEPS.get(kind, 0)
     found = theta * (rounded - 1 - rho)
     if kind in ("yarn", "llama3"):
@@ -40,14 +42,14 @@ def scaling_term(
     return found
 
 
-def _base_error(rotary_dim: int, scaling: RopeScaling, unit: float) -> float:
-    """|ln| of the relative error of the base b a**(D/(D-2)), a power within 4 ulp."""
+def _base_error(rotary_dim: int, scaling: RopeScaling, unit: float, ulps: float) -> float:
+    """|ln| of the relative error of the base b a**(D/(D-2)), a power within so many ulps."""
     power, s = rotary_dim / (rotary_dim - 2), float(scaling.factor)
     a, alpha = rope_scaling.stretch(scaling), unit
-    if scaling.rope_type == "dynamic":  # s n/L - (s - 1) cancels: three roundings and s's own
-        alpha = unit * (1 + 2.0**-20) * (4 * (a - 1 + s) + (s - 1) + a) / a
+    if scaling.rope_type == "dynamic":  # s n/L - (s - 1) cancels: three roundings, s's and n's own
+        alpha = unit * (1 + 2.0**-20) * (5 * (a - 1 + s) + (s - 1) + a) / a
     grown = power * (-np.log1p(-alpha) + unit * np.log(max(a, 1.0)))
-    return float(grown - np.log1p(-9 * unit) - 2 * np.log1p(-unit))
+    return float(grown - np.log1p(-(2 * ulps + 1) * unit) - 2 * np.log1p(-unit))
 
 
 def _edges(raw: Array, off: Array, unit: float) -> Array:

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "attention_factor": {"attention_factor": 1.25},
         "betas": {"beta_fast": 64.0, "beta_slow": 2.5},
         "equal betas": {"beta_fast": 1.0, "beta_slow": 1.0},
+        "maximum": {},
     },
     "longrope": {PLAIN: {}, "maximum": {}, "attention_factor": {"attention_factor": 0.75}},
     "llama3": {
@@ -43,7 +44,7 @@ ONE, SECTIONS, INTERLEAVED = "one", "sections", "interleaved"
 
 
 def mapping(case: Any) -> dict[str, Any] | None:
-    """The argument `rope_scaling`; None for none."""
+    """The argument `rope_scaling`, by the present names of its keys; None for none."""
     name, variant = case.rope_scaling, case.variant
     found = {"rope_type": name, **VARIANTS[name].get(variant, VARIANTS[name][PLAIN])}
     if variant == PARTIAL:
@@ -54,7 +55,7 @@ def mapping(case: Any) -> dict[str, Any] | None:
         found[LENGTH] = case.length
     if name == "dynamic":
         found[MAXIMUM] = case.length
-    if name == "longrope" and variant == "maximum":
+    if "maximum" in VARIANTS[name] and variant == "maximum":
         found[MAXIMUM] = int(found.pop("factor")) * case.length
     if name == "longrope":
         found["short_factor"], found["long_factor"] = _factors(case)
@@ -73,10 +74,13 @@ def _factors(case: Any) -> tuple[list[float], list[float]]:
 
 
 def _section(case: Any) -> list[int]:
-    """Time, height and width in the proportions of Qwen2-VL's (2:3:3), or even ones."""
-    columns = case.rotary_dim // 2
-    each = columns // 3 if case.axes == INTERLEAVED else 3 * columns // 8
-    return [columns - 2 * each, each, each]
+    """Time, height and width: the last two at most as in Qwen2-VL (2:3:3), or a third each; the
+    mapping alone tells which, as they are seldom equal.
+    """
+    columns, rng = case.rotary_dim // 2, np.random.default_rng(case.seed + 2)
+    most = columns // 3 if case.axes == INTERLEAVED else 3 * columns // 8
+    height, width = rng.integers((most + 1) // 2, most + 1, 2).tolist()
+    return [columns - height - width, height, width]
 
 
 @lru_cache(maxsize=512)

@@ -68,7 +68,8 @@ def of_scaling(
     rounded = factor != 1 and arithmetic["attention_factor"] != "exact"
     # what is multiplied was rounded: all of its ulps count, not only those before the rounding
     given = Arithmetic(**{**arithmetic, "trig_ulp": ulps + 0.5}) if rounded else arithmetic
-    terms = partial(scaling_term, case.rotary_dim, case.rope_theta, scaling)
+    own = partial(scaling_term, ulps=arithmetic["inv_freq_ulp"])
+    terms = partial(own, case.rotary_dim, case.rope_theta, scaling)
     each = [rope_table_budget.budget(numbers, base, one, given, terms) for one in by_axis(inputs)]
     found = {name: _select(scaling, [one[name] for one in each]) for name in each[0]}
     if factor == 1:

@@ -18,6 +18,7 @@ NAMED = {
     "mscale_squared": NORM,
     "attention_factor_once_in_logits": NORM,
     "base_kept_after_a_long_call": "test_a_longer_call_before_changes_nothing",
+    "base_kept_until_back_within_l": "test_a_longer_call_before_changes_nothing",
     "short_factors_one_token_too_long": "test_factors_switch_behind_the_trained_length",
     "head_dim_in_the_exponent": "test_rotary_dim_contains_the_partial_factor",
     "smooth_factor_inverted": "test_matches_oracle",
@@ -27,6 +28,8 @@ NAMED = {
     "axes_added_up": "test_equal_axes_are_one_axis",
     "height_and_width_exchanged": AXIS,
     "interleaved_sections_in_a_row": AXIS,
+    "sections_ignored": AXIS,
+    "counts_of_height_and_width_exchanged": AXIS,
 }
 
 

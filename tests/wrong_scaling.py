@@ -32,7 +32,8 @@ def table(
     """
     given = {"rope_type": "default", **(rope_scaling or {})}
     if longest is not None:
-        longest[0] = seq_len = max(longest[0], seq_len or 0)
+        within = "back" in wrong and (seq_len or 0) <= given[MAXIMUM]
+        longest[0] = seq_len = 0 if within else max(longest[0], seq_len or 0)
     inv_freq = frequencies(given, rotary_dim, rope_theta, seq_len, wrong)
     m = positions.double()
     if m.ndim > 1 and "added" in wrong:
@@ -45,8 +46,14 @@ def table(
     return (a * angle.cos()).float(), (a * angle.sin()).float()
 
 
+def factor_of(given):
+    """s, as given or as the quotient of two lengths."""
+    lengths = given[MAXIMUM] / given[LENGTH] if MAXIMUM in given and LENGTH in given else 1.0
+    return given.get("factor", lengths)
+
+
 def frequencies(given, d, base, seq_len, wrong):
-    kind, s = given["rope_type"], given.get("factor", 1.0)
+    kind, s = given["rope_type"], factor_of(given)
     if "interpolated" in wrong:
         return base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d) / s
     if kind in ("ntk", "dynamic"):
@@ -112,7 +119,7 @@ def smooth(given, w, wrong):
 
 
 def attention_factor(given, wrong):
-    kind, log = given["rope_type"], math.log(given.get("factor", 1.0))
+    kind, log = given["rope_type"], math.log(factor_of(given))
     found = 1.0
     if kind == "yarn":
         scales = {k: given.get(k, usual) for k, usual in (("mscale", 1.0), ("mscale_all_dim", 0.0))}
@@ -123,14 +130,18 @@ def attention_factor(given, wrong):
         if "mscale squared" in wrong:
             found = over**2 / under
     elif kind == "longrope":
-        s = given.get("factor", given.get(MAXIMUM, 0) / given[LENGTH])
-        found = math.sqrt(1 + math.log(s) / math.log(given[LENGTH]))
+        found = math.sqrt(1 + log / math.log(given[LENGTH]))
     found = given.get("attention_factor", found)
     return math.sqrt(found) if "once" in wrong else found
 
 
 def axes(given, columns, wrong):
     time, height, width = given["mrope_section"]
+    if "ignored" in wrong:
+        each = columns // 3 if given["mrope_interleaved"] else 3 * columns // 8
+        time, height, width = columns - 2 * each, each, each
+    if "counts" in wrong:
+        height, width = width, height
     if given["mrope_interleaved"] and "in a row" not in wrong:
         found = torch.zeros(columns, dtype=torch.long)
         found[1 : 3 * height : 3], found[2 : 3 * width : 3] = 1, 2
@@ -168,6 +179,7 @@ builder("mscale_dropped", "mscale dropped", ("yarn",))
 builder("mscale_squared", "mscale squared", ("yarn",))
 builder("attention_factor_once_in_logits", "once", ("yarn", "longrope"))
 builder("base_kept_after_a_long_call", "", ("dynamic",), longest=[0])
+builder("base_kept_until_back_within_l", "back", ("dynamic",), longest=[0])
 builder("short_factors_one_token_too_long", "late", ("longrope",))
 builder("head_dim_in_the_exponent", "head_dim", ("linear", "yarn", "llama3", "ntk"))
 builder("smooth_factor_inverted", "inverted", ("llama3",))
@@ -177,3 +189,5 @@ builder("all_columns_turn", "all turn", ("proportional",))
 builder("axes_added_up", "added", axes=("one", "sections", "interleaved"))
 builder("height_and_width_exchanged", "exchanged", axes=("sections",))
 builder("interleaved_sections_in_a_row", "in a row", axes=("interleaved",))
+builder("sections_ignored", "ignored", axes=("sections", "interleaved"))
+builder("counts_of_height_and_width_exchanged", "counts", axes=("sections", "interleaved"))

@@ -126,6 +126,8 @@ def read(
 def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers above 0, and in order where two bound a range."""
     found = {key: number(key, given[key]) for key in NUMBERS if key in given}
+    if "llama_4_scaling_beta" in given:  # read elsewhere, but no less a number
+        number("llama_4_scaling_beta", given["llama_4_scaling_beta"])
     slow, fast = (found.get(k, getattr(RopeScaling, k)) for k in ("beta_slow", "beta_fast"))
     if fast < slow:
         refuse_key("beta_fast", f"at least beta_slow = {slow}", fast)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tightrope.validate import refuse
 
+MOST = 2.0**64  # products of a few such numbers are far from overflow
 LENGTH, MAXIMUM = "original_max_position_embeddings", "max_position_embeddings"
 # type -> keys without which it means nothing, keys that it may have
 TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -62,7 +62,15 @@ def type_of(given: Mapping[str, Any]) -> str:
 
 
 def check_keys(name: str, given: Mapping[str, Any], rope_theta: float) -> None:
-    """Refuse missing and unknown keys of a type, and a second rope_theta; ValueError."""
+    """Refuse missing and unknown keys of a type, and a second rope_theta; ValueError.
+
+    Also mscale beside attention_factor, which would win. TypeError for a key that is no string.
+    """
+    for key in given:
+        if not isinstance(key, str):
+            refuse("rope_scaling", "keys that are strings", repr(key), TypeError)
+    if "attention_factor" in given and "mscale" in given:
+        refuse_key("mscale", "none beside attention_factor, which it would make", given["mscale"])
     needed, more = TYPES[name]
     known = (*needed, *more, *EVERYWHERE)
     pairs = [("mscale", "mscale_all_dim"), ("mscale_all_dim", "mscale")]
@@ -79,11 +87,13 @@ def check_keys(name: str, given: Mapping[str, Any], rope_theta: float) -> None:
 
 
 def number(key: str, value: Any, least: float = 0.0, itself: bool = False) -> float:
-    """A finite number above `least` (itself: or equal to it)."""
+    """A number above `least` (itself: or equal to it) and below MOST."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         refuse_key(key, "a number", repr(value), TypeError)
-    if not (value > least or (itself and value == least)) or not math.isfinite(value):
-        refuse_key(key, f"a finite number, {'at least' if itself else 'above'} {least:g}", value)
+    if not (least < value < MOST or (itself and value == least)):
+        refuse_key(
+            key, f"a number, {'at least' if itself else 'above'} {least:g}, below 2^64", value
+        )
     return float(value)
 
 

@@ -1,7 +1,7 @@
 """Rotary frequencies as kernels' hosts need them: real numbers in mpmath, scaled as asked.
 
 Used by implementations only. Formulas: Su et al., RoFormer, arXiv 2104.09864, 3.2.2; position
-interpolation, arXiv 2306.15595; YaRN, arXiv 2309.00071, 3.2; LongRoPE, arXiv 2402.13753; and, for
+interpolation, arXiv 2306.15595; YaRN's code, arXiv 2309.00071; LongRoPE, arXiv 2402.13753; and, for
 orders of operations and defaults, Hugging Face's modeling_rope_utils.py.
 """
 
