@@ -54,8 +54,6 @@ def attended(tensors: Tensors, pair: Any, **options: Any) -> Any:
 def test_it_is_points_and_then_attention(
     kernel: Any, shape: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    if HOME != "cpu" and kernel is pope_attention:
-        pytest.skip("on a GPU the order of a sum depends on the loop too")
     tensors = polar(**shape)
     form = "precise" if shape.get("dtype") == "float32" else "short"
     pair = light(tensors, form) if kernel is pope_attention else expanded(tensors)
@@ -66,7 +64,6 @@ def test_it_is_points_and_then_attention(
         assert same(found, attended(tensors, pair, **more))
 
 
-@pytest.mark.skipif(HOME != "cpu", reason="on a GPU the order of a sum depends on the loop too")
 @pytest.mark.parametrize("form", ["precise", "short", "half"])
 def test_the_next_tile_ahead_and_every_softplus_are_as_declared(form: str) -> None:
     tensors = polar(delta=4, head_dim=24)
