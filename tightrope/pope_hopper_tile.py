@@ -55,7 +55,7 @@ class Tile(NamedTuple):
         return 2 * head_dim * (keys + raw + 2 * self.BLOCK_M * self.Q_SHARED)
 
 
-# The fastest of a sweep on an H200: docs/measurements. Few tiles, each alone on a processor; some;
+# The fastest of a sweep (docs/measurements, h200-tiles-pope). Few tiles, each alone on a processor; some;
 # and several for every processor.
 LONE = Tile(64, 64, 64, 3, 3, 3, True, False, 1, 1, 200, 104)
 SOME = Tile(128, 128, 64, 3, 2, 2, False, False, 2, 1, 192, 88, LOADER=True)
@@ -79,7 +79,7 @@ def check_tile(tile: Any, head_dim: int, dtype: str) -> None:
     """Refuse what is no Tile (TypeError), or one that the kernel cannot be built for (ValueError).
 
     None passes: `tile_for`'s. Queries in registers and BLOCK_N = head_dim without PIPELINED gave
-    wrong results on an H200 with Triton 3.6 (cause unknown), and are refused.
+    wrong results in a prototype on an H200 (cause unknown), and are refused.
     """
     if tile is None:
         return
