@@ -55,8 +55,8 @@ class Tile(NamedTuple):
         return 2 * head_dim * (keys + raw + 2 * self.BLOCK_M * self.Q_SHARED)
 
 
-# The fastest of a sweep (docs/measurements, h200-tiles-pope). Few tiles, each alone on a processor; some;
-# and several for every processor.
+# The fastest of a sweep (docs/measurements, h200-tiles-pope). Few tiles, each alone on a
+# processor; some; and several for every processor.
 LONE = Tile(64, 64, 64, 3, 3, 3, True, False, 1, 1, 200, 104)
 SOME = Tile(128, 128, 64, 3, 2, 2, False, False, 2, 1, 192, 88, LOADER=True)
 MANY = Tile(256, 64, 64, 3, 3, 3, True, True, 2, 1, 216, 72)
