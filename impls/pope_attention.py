@@ -182,6 +182,7 @@ def pope_attention(
     window_size: tuple[int | None, int | None] | None = (None, None), softcap: float | None = None,
     sink: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, validate: bool = False,
     blocks: Config | None = None, carry: bool | None = None, form: str | None = None,
+    registers: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of PoPE's points of q and k; positions turn, indices mask.
 
@@ -202,4 +203,4 @@ def pope_attention(
     """
     tensors = (q, k, v, inv_freq, delta, q_positions, k_positions)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, sink, out_dtype)
-    return attend(pope_attention_kernel, tensors, options, validate, Ways(blocks, carry, form))
+    return attend(pope_attention_kernel, tensors, options, validate, Ways(blocks, carry, form, registers))

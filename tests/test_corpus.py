@@ -15,6 +15,7 @@ import pytest
 
 from tightrope.contract import contract
 from tightrope.device import prepare
+from tightrope.implementation import bundled
 from tightrope.law import check_case
 from tightrope.results import thaw
 from tightrope.subjects import BUNDLED, under_test
@@ -53,3 +54,13 @@ def test_every_bundled_kernel_passes_on_it(name):
             check_case(impl, case, inputs, impl(case, inputs))
             checked += 1
     assert checked >= 2
+
+
+def test_the_case_of_a_compilers_fault_passes():
+    """On the GPU machine where it was met it fails again with a tile of 64 rows and 32 keys."""
+    prepare()
+    record = json.loads((HERE / "corpus" / "pope_attention.json").read_text())
+    spec = contract(record["contract"])
+    case = spec.from_json(record["case"])
+    impl, inputs = bundled(spec.name, "triton"), spec.inputs(case)
+    check_case(impl, case, inputs, impl(case, inputs))

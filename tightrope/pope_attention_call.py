@@ -30,12 +30,13 @@ class Ways(NamedTuple):
     """How a call is computed, where the case does not say; None: as the tables here have it.
 
     blocks: the tile. carry: whether the next tile of k is expanded while this one is multiplied.
-    form: of softplus.
+    form: of softplus. registers: the most that a thread may have.
     """
 
     blocks: Config | None = None
     carry: bool | None = None
     form: str | None = None
+    registers: int | None = None
 
 
 # Angles are exact everywhere; far positions are asked only of kernels that name them.
@@ -43,7 +44,7 @@ POSITIONS = ("range", "offset", "random", "per_batch", "long")
 # By the widest head that an entry is for: many rows, fewer, and few.
 HALF_SM90 = {
     64: (Config(128, 128, 8, 2), Config(64, 64, 4, 3), Config(16, 64, 4, 3)),
-    128: (Config(128, 64, 8, 1), Config(64, 32, 4, 2), Config(16, 32, 4, 2)),
+    128: (Config(128, 64, 8, 1), Config(64, 64, 4, 2), Config(16, 32, 4, 2)),
     256: (Config(64, 32, 8, 1), Config(64, 32, 8, 1), Config(16, 32, 4, 1)),
 }
 HALF = {  # fits the 99 KiB of shared memory that the smallest GPUs since sm_80 give a program
@@ -134,7 +135,7 @@ def _plan(kernel: Any, tensors: Tensors, options: Options, ways: Ways) -> Plan:
     }  # fmt: skip
     return make_plan(
         kernel, (q, k, v), (polar, head_dim_v, plain), heads * row_tiles, numbers, constants,
-        tile, tables(inv_freq, positions[0], positions[1], early),
+        tile, tables(inv_freq, positions[0], positions[1], early), ways.registers,
     )  # fmt: skip
 
 
