@@ -17,6 +17,7 @@ import triton.language as tl
 
 from tightrope import implements
 from tightrope.attention_tiles import Config
+from tightrope.pair_turns import turned, turned_halves
 from tightrope.rope_attention_call import attend, promise
 from tightrope.sequence_call import Options
 
@@ -31,50 +32,6 @@ def kept(number, length):
     return tl.minimum(tl.maximum(number, 0), length).to(tl.int32)
 
 
-@triton.jit
-def turned(
-    x, x_rows, x_dim, head_dim, wanted, place, table,
-    INTERLEAVED: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Load a tile, rows at x + x_rows, and turn each by its row of the table, at `place`.
-
-    Rows not wanted are 0 and not read. A row outside the table is not read: the angle is 0.
-    INTERLEAVED: pairs (2i, 2i + 1), else (i, i + half). Features from 2*half on are kept.
-    """
-    cos, sin, rows, half, cos_row, cos_dim, sin_row, sin_dim = table
-    row = tl.load(place, mask=wanted, other=0).to(tl.int64)
-    known = (wanted & (row >= 0) & (row < rows))[:, None]
-    x_at = x + x_rows[:, None]
-    c_at, s_at = cos + row[:, None] * cos_row, sin + row[:, None] * sin_row
-    if UNIT > 1:
-        x_at, c_at = tl.multiple_of(x_at, (16, 16)), tl.multiple_of(c_at, (16, 16))
-        s_at = tl.multiple_of(s_at, (16, 16))
-    d = tl.arange(0, BLOCK_D)
-    inside = wanted[:, None] & (d < head_dim)[None, :]
-    tile = tl.load(x_at + d[None, :] * x_dim, mask=inside, other=0.0)
-    second = d >= half
-    pair = tl.arange(0, BLOCK_D // 2) if INTERLEAVED else tl.where(second, d - half, d)
-    other = tl.where(second, d - half, d + half)
-    if UNIT > 1 and not INTERLEAVED:  # half is a multiple of words too
-        pair = tl.max_contiguous(tl.multiple_of(pair, UNIT), UNIT)
-        other = tl.max_contiguous(tl.multiple_of(other, UNIT), UNIT)
-    there = known & (pair < half)[None, :]
-    c = tl.load(c_at + pair[None, :] * cos_dim, mask=there, other=1.0).to(tl.float32)
-    s = tl.load(s_at + pair[None, :] * sin_dim, mask=there, other=0.0).to(tl.float32)
-    # A pair is a point of the plane, turned by its angle (RoFormer, arXiv 2104.09864, eq. 34).
-    if INTERLEAVED:
-        # Not tl.interleave: past a join, tensor cores sum features in another order (kWidth 4).
-        pairs = tl.reshape(tile.to(tl.float32), (ROWS, BLOCK_D // 2, 2))
-        a, b = tl.split(pairs)
-        c, s, odd = c[:, :, None], s[:, :, None], (tl.arange(0, 2) == 1)[None, None, :]
-        y = tl.where(odd, a[:, :, None], b[:, :, None])
-        turns = tl.reshape(pairs * c + y * tl.where(odd, s, -s), (ROWS, BLOCK_D))
-    else:
-        y = tl.load(x_at + other[None, :] * x_dim, mask=there, other=0.0).to(tl.float32)
-        turns = tile.to(tl.float32) * c + y * tl.where(second[None, :], s, -s)
-    return turns.to(tile.dtype)
-
-
 @triton.jit(do_not_specialize=[*range(21)])
 def turn_kernel(
     k, turned_k, cos, sin, positions,
@@ -85,7 +42,7 @@ def turn_kernel(
     position_batch: tl.int64, position_step: tl.int64,
     UNIT: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
+    HALVES: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     # Layout: k (batch, num_kv_heads, seqlen_k, head_dim), strides of UNIT elements; turned_k alike,
     # contiguous. A program owns BLOCK_M rows, keys of BLOCK_HEADS heads, which vary fastest in a
@@ -103,11 +60,17 @@ def turn_kernel(
         k_dim, cos_dim, sin_dim, out_at = 1, 1, 1, tl.multiple_of(out_at, (16, 16))
     table = cos, sin, rows, half * UNIT, cos_row * UNIT, cos_dim, sin_row * UNIT, sin_dim
     at, place = head * (k_head * UNIT) + key * (k_row * UNIT), key * position_step
-    tile = turned(
-        k + b * (k_batch * UNIT), at, k_dim, words * UNIT, mine,
-        positions + b * position_batch + place, table, INTERLEAVED, UNIT, BLOCK_M, BLOCK_D,
-    )  # fmt: skip
-    tl.store(out_at + d, tile, mask=mine[:, None] & (d < words * UNIT))
+    k, place = k + b * (k_batch * UNIT), positions + b * position_batch + place
+    if HALVES and UNIT > 1:
+        first, second = turned_halves(k, at, mine, place, table, UNIT, BLOCK_D)
+        out_at += tl.arange(0, BLOCK_D // 2)[None, :]
+        tl.store(out_at, first, mask=mine[:, None])
+        tl.store(out_at + BLOCK_D // 2, second, mask=mine[:, None])
+    else:
+        tile = turned(
+            k, at, k_dim, words * UNIT, mine, place, table, INTERLEAVED, UNIT, BLOCK_M, BLOCK_D
+        )
+        tl.store(out_at + d, tile, mask=mine[:, None] & (d < words * UNIT))
 
 
 @triton.jit(do_not_specialize=[*range(52)])  # everything but the constants: lengths cost no build
@@ -125,7 +88,7 @@ def rope_attention_kernel(
     left: tl.int64, right: tl.int64, c: tl.float32, factor: tl.float32, cap: tl.float32,
     UNIT: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TURN_K: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HALVES: tl.constexpr, TURN_K: tl.constexpr,
 ):  # fmt: skip
     # Layout: q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, ..),
     # strides of UNIT elements; out and lse (batch, num_heads, seqlen_q[, head_dim_v]), contiguous.
@@ -157,10 +120,15 @@ def rope_attention_kernel(
     k_tile_at, v_at = k_at + d * k_dim, v_at + d_v * v_dim
     q_place, k_place = q_positions + b * q_place_batch, k_positions + b * k_place_batch
     table = cos, sin, rows, half * UNIT, cos_row * UNIT, cos_dim, sin_row * UNIT, sin_dim
-    q_tile = turned(
-        q, wide_row * (q_row * UNIT), q_dim, words * UNIT, mine, q_place + wide_row * q_place_step,
-        table, INTERLEAVED, UNIT, BLOCK_M, BLOCK_D,
-    )  # fmt: skip
+    q_rows, q_place = wide_row * (q_row * UNIT), q_place + wide_row * q_place_step
+    if HALVES and UNIT > 1:
+        halves = tl.join(*turned_halves(q, q_rows, mine, q_place, table, UNIT, BLOCK_D))
+        q_tile = tl.reshape(tl.permute(halves, (0, 2, 1)), (BLOCK_M, BLOCK_D))
+    else:
+        q_tile = turned(
+            q, q_rows, q_dim, words * UNIT, mine, q_place, table, INTERLEAVED, UNIT, BLOCK_M,
+            BLOCK_D,
+        )  # fmt: skip
     if not TURN_K:
         # Reads nothing. But tensor cores take what a load gave from shared memory as it lies; what
         # was computed passes from there to registers again for every tile of k.

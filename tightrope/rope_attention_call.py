@@ -43,6 +43,12 @@ def promise(case: Any, device: Any, copied: bool = False) -> Arithmetic:
     return Arithmetic(**arithmetic(case, device, tile.BLOCK_N), rotated="input", contraction="none")
 
 
+def _halves(x: torch.Tensor, half: int, interleaved: bool) -> bool:
+    """Whether all features are turned, in pairs (i, i + half), and fill a tile's width."""
+    width = x.shape[3]
+    return not interleaved and width == 2 * half == max(16, triton.next_power_of_2(width))
+
+
 def _places(positions: torch.Tensor) -> tuple[int, int]:
     """Strides of batch and token."""
     first, *rest = positions.stride()
@@ -73,7 +79,10 @@ def _plan(
             0 if offsets else q_offset, *options.numbers(head_dim),
         )  # fmt: skip
 
-    constants = {"SOFTCAP": options.softcap is not None, "INTERLEAVED": interleaved}
+    halves = copied and _halves(q, half, interleaved)
+    constants = {
+        "SOFTCAP": options.softcap is not None, "INTERLEAVED": interleaved, "HALVES": halves,
+    }  # fmt: skip
     turn = _turn_plan(kernels[1], tensors, interleaved) if copied else None
     return make_plan(
         kernels[0], (q, k, v, cos, sin), (head_dim, head_dim_v, half), heads * row_tiles, numbers,
@@ -99,7 +108,11 @@ def _turn_plan(kernel: Any, tensors: Tensors, interleaved: bool) -> Plan:
     return make_plan(
         kernel, (k, cos, sin), (head_dim, head_dim, cos.shape[1]),
         batch * triton.cdiv(num_kv_heads, heads) * blocks, numbers,
-        {"INTERLEAVED": interleaved, "BLOCK_HEADS": heads}, Config(rows, 16, 4, 1),
+        {
+            "INTERLEAVED": interleaved, "HALVES": _halves(k, cos.shape[1], interleaved),
+            "BLOCK_HEADS": heads,
+        },
+        Config(rows, 16, 4, 1),
     )  # fmt: skip
 
 
