@@ -37,9 +37,15 @@ from tightrope.turns import cos_sin, phase
 
 
 @triton.jit
+def kept(rows, dims, PADDED: tl.constexpr):
+    """The mask of rows and, where a tile is wider than they are, of features."""
+    return rows[:, None] & dims[None, :] if PADDED else rows[:, None]
+
+
+@triton.jit
 def fetch(x, cos, sin, rows, dims, PADDED: tl.constexpr):
     """Polar features and their cos and sin; 0 outside the rows and dims wanted, and not read."""
-    keep = rows[:, None] & dims[None, :] if PADDED else rows[:, None]
+    keep = kept(rows, dims, PADDED)
     found = tl.load(x, mask=keep, other=0.0)
     return found, tl.load(cos, mask=keep, other=0.0), tl.load(sin, mask=keep, other=0.0)
 
@@ -66,7 +72,7 @@ def pope_attention_kernel(
     c: tl.float32, factor: tl.float32, cap: tl.float32,
     UNIT: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_REST: tl.constexpr,
-    FORM: tl.constexpr, CARRY: tl.constexpr, EARLY: tl.constexpr,
+    FORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # Layout: q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, ..),
     # strides of UNIT elements; out and lse (batch, num_heads, seqlen_q[, head_dim_v]), contiguous;
@@ -105,12 +111,12 @@ def pope_attention_kernel(
         k_cos, k_sin = tl.multiple_of(k_cos, (16, 16)), tl.multiple_of(k_sin, (16, 16))
     v_at += d_v * v_dim
 
+    my = kept(mine, dims, PADDED)
+    x = tl.load(q_at + d[None, :] * q_dim, mask=my, other=0.0)
     if EARLY:  # until the tables are complete
         tl.extra.cuda.gdc_wait()
-    x, cosine, sine = fetch(
-        q_at + d[None, :] * q_dim, q_cos + d[None, :], q_sin + d[None, :], mine, dims, PADDED
-    )
-    cosine, sine = cosine.to(tl.float32), sine.to(tl.float32)
+    cosine = tl.load(q_cos + d[None, :], mask=my, other=0.0).to(tl.float32)
+    sine = tl.load(q_sin + d[None, :], mask=my, other=0.0).to(tl.float32)
     if has_delta != 0:
         angle = tl.load(
             delta + h * delta_head + kv * delta_kv + d * delta_dim, mask=dims, other=0.0
@@ -138,21 +144,12 @@ def pope_attention_kernel(
     acc, first = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), low // BLOCK_N * BLOCK_N
     k_at += d[None, :] * k_dim
     k_cos, k_sin = k_cos + d[None, :], k_sin + d[None, :]
-    if CARRY:
-        key, at = first + tl.arange(0, BLOCK_N), tl.cast(first, tl.int64)
-        some, skip = (key >= low) & (key < high), at * table_row
-        raw, raw_c, raw_s = fetch(k_at + at * k_row, k_cos + skip, k_sin + skip, some, dims, PADDED)
-        k_x, k_y = points(raw, raw_c, raw_s, FORM)
     for start in tl.range(first, high, BLOCK_N):
         key, at = start + tl.arange(0, BLOCK_N), tl.cast(start, tl.int64)
         some = (key >= low) & (key < high)  # what no row sees may hold anything, and is not read
-        next_at = at + BLOCK_N if CARRY else at
-        wanted, skip = key + BLOCK_N < high if CARRY else some, next_at * table_row
-        raw, raw_c, raw_s = fetch(
-            k_at + next_at * k_row, k_cos + skip, k_sin + skip, wanted, dims, PADDED
-        )
-        if not CARRY:
-            k_x, k_y = points(raw, raw_c, raw_s, FORM)
+        skip = at * table_row
+        raw, raw_c, raw_s = fetch(k_at + at * k_row, k_cos + skip, k_sin + skip, some, dims, PADDED)
+        k_x, k_y = points(raw, raw_c, raw_s, FORM)
         # Beside k, before the branch: so one barrier awaits both.
         keep = some[:, None] & dims_v if PADDED else some[:, None]
         v_tile = tl.load(v_at + at * v_row, mask=keep, other=0.0)
@@ -161,8 +158,6 @@ def pope_attention_kernel(
         if BLOCK_REST > 0:
             k_rest = tl.load(k_rest_at + at * k_row, mask=some[:, None] & dims_rest, other=0.0)
             s = tl.dot(q_rest, tl.trans(k_rest), s, input_precision="ieee")
-        if CARRY:  # while tensor cores work, the next tile
-            k_x, k_y = points(raw, raw_c, raw_s, FORM)
         if SOFTCAP:
             s = capped(s, factor, cap)
         if (start < whole) | (start >= beyond):
@@ -181,8 +176,7 @@ def pope_attention(
     softmax_scale: float | None = None, causal: bool = False, q_offset: int | torch.Tensor = 0,
     window_size: tuple[int | None, int | None] | None = (None, None), softcap: float | None = None,
     sink: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, validate: bool = False,
-    blocks: Config | None = None, carry: bool | None = None, form: str | None = None,
-    registers: int | None = None,
+    blocks: Config | None = None, form: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`attention` of PoPE's points of q and k; positions turn, indices mask.
 
@@ -196,11 +190,10 @@ def pope_attention(
     Others, outputs, what is refused, and how large logits and sinks may be: as
     `tightrope.impls.attention.attention`, no bias. Allocated beside the outputs: float16 cos and
     sin, 4 * rotary_dim bytes a token, one table for both if q_positions are k_positions in memory.
-    blocks: a tile other than `pope_attention_call.tile_for`'s. carry: make the next tile's points
-    while this one is multiplied, the same bits; form: of softplus (`tightrope.softplus.FORMS`);
-    None takes what `pope_attention_call` has in its table.
+    blocks: a tile other than `pope_attention_call.tile_for`'s. form: of softplus
+    (`tightrope.softplus.FORMS`), None for `softplus.form_for`'s.
     Raises as check_attention, check_blocks and `validate_pope_attention.check_pope_attention`.
     """
     tensors = (q, k, v, inv_freq, delta, q_positions, k_positions)
     options = Options(softmax_scale, causal, q_offset, window_size, softcap, sink, out_dtype)
-    return attend(pope_attention_kernel, tensors, options, validate, Ways(blocks, carry, form, registers))
+    return attend(pope_attention_kernel, tensors, options, validate, Ways(blocks, form))

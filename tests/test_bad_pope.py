@@ -79,7 +79,6 @@ WRONG: Wrong = {
     "delta -inf": (ValueError, "delta", {"delta": spoilt(DELTA, -math.inf)}),
 }  # fmt: skip
 WAYS: Wrong = {
-    "carry 1": (TypeError, "carry", {"carry": 1}),
     "form unknown": (ValueError, "form", {"form": "fast"}),
     "half of bfloat16": (
         ValueError, "form",

@@ -20,17 +20,17 @@ import tightrope
 
 BUILD: dict[str, Any] = {
     "UNIT": 8, "PADDED": False, "BLOCK_D": 64, "BLOCK_DV": 64, "BLOCK_M": 128, "BLOCK_N": 64,
-    "SOFTCAP": False, "BLOCK_REST": 0, "FORM": "short", "CARRY": True, "EARLY": False,
+    "SOFTCAP": False, "BLOCK_REST": 0, "FORM": "short", "EARLY": False,
     "AHEAD": False, "BLOCK_ROWS": 8, "PLAIN": False,
 }  # fmt: skip
 GENERAL = {"UNIT": 1, "PADDED": True, "BLOCK_M": 16, "BLOCK_N": 16}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # variant, its first word a kernel: dtype, constants other than BUILD's
     "light": ("fp16", {}),
-    "light half": ("fp16", {"FORM": "half", "CARRY": False}),
-    "light rest": ("bf16", {"BLOCK_REST": 32, "SOFTCAP": True, "CARRY": False, "BLOCK_M": 64}),
-    "light general": ("bf16", {**GENERAL, "BLOCK_REST": 16, "CARRY": False}),
-    "light single": ("fp32", {"FORM": "precise", "CARRY": False, "BLOCK_M": 16, "BLOCK_N": 16}),
+    "light half": ("fp16", {"FORM": "half"}),
+    "light rest": ("bf16", {"BLOCK_REST": 32, "SOFTCAP": True, "BLOCK_M": 64}),
+    "light general": ("bf16", {**GENERAL, "BLOCK_REST": 16}),
+    "light single": ("fp32", {"FORM": "precise", "BLOCK_M": 16, "BLOCK_N": 16}),
     "table": ("fp16", {}),
     "expand": ("fp16", {"BLOCK_M": 32}),
     "expand general": ("bf16", {**GENERAL, "PLAIN": True, "BLOCK_DV": 16}),
@@ -68,6 +68,7 @@ def main() -> None:
     forms: dict[str, Any] = {
         "built": {v: {t: _ptx(v, t) for t in TARGETS} for v in VARIANTS},
         "dependent": {v: _ptx(v, 90) for v in DEPENDENT},
+        "early": _ptx("light early", 90, form="ttir"),
         "fused": [_ptx(v, 90, fused=True) for v in ("light half", "expand")],
         "ttir": [_ptx(v, 90, form="ttir") for v in ("light general", "expand general", "table")],
     }
@@ -149,10 +150,12 @@ def test_general_builds_assume_no_alignment(ptx: dict[str, Any]) -> None:
 
 
 def test_attention_waits_for_its_tables(ptx: dict[str, Any]) -> None:
-    """Launched early it does nothing with them before; a build that is not early never waits."""
-    text = ptx["dependent"]["light early"]
-    wait = text.index("griddepcontrol.wait")
-    assert not re.search(r"ld\.global|cp\.async", text[:wait])
+    """Launched early it reads nothing but its features before; other builds never wait."""
+    assert "griddepcontrol.wait" in ptx["dependent"]["light early"]
+    before, _, after = ptx["early"].partition("griddepcontrol.wait")
+    loads = r"(%\w+) = tt\.load"
+    assert [re.sub(r"_\d+", "", name) for name in re.findall(loads, before)] == ["%x"]
+    assert {"%cosine", "%sine"} <= {re.sub(r"_\d+", "", n) for n in re.findall(loads, after)}
     assert "griddepcontrol.launch_dependents" in ptx["dependent"]["table ahead"]
     for place, plain in _of(ptx, "light", "table").items():
         assert "griddepcontrol" not in plain, place

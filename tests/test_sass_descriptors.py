@@ -51,7 +51,7 @@ def _sass(folder: str) -> str:
     kernel = _kernels()["light"]
     form = {
         **BUILD, "UNIT": 1, "PADDED": True, "BLOCK_DV": 128, "BLOCK_M": m, "BLOCK_N": n,
-        "BLOCK_REST": 64, "CARRY": False, "EARLY": True,
+        "BLOCK_REST": 64, "EARLY": True,
     }  # fmt: skip
     constants = {name: v for name, v in form.items() if name in kernel.arg_names}
     pointers = {**POINTERS, **dict.fromkeys(("q", "k", "v", "out"), "*fp16")}

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
 from typing import Any
 
 from tightrope import bench_rows
@@ -87,13 +86,8 @@ def with_delta(shape: Shape) -> list[Contender]:
 
 
 def sweep(shape: Shape) -> list[Contender]:
-    """The plain Triton kernel: each tile, form of softplus, and with k made ahead or not."""
-    forms = import_module("tightrope.softplus").FORMS
-    ahead = {"": False, ", ahead": True}
-    ways = {
-        f", {form}{said}": {"form": form, "carry": carry}
-        for form, (said, carry) in product(forms, ahead.items())
-    }
+    """The plain Triton kernel: each tile and form of softplus."""
+    ways = {f", {form}": {"form": form} for form in import_module("tightrope.softplus").FORMS}
     return sweep_of(shape, "pope_attention", ways)
 
 

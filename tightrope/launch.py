@@ -63,7 +63,6 @@ def launcher(
     constants: Mapping[str, Any],
     num_warps: int,
     num_stages: int | None = None,
-    max_registers: int | None = None,
 ) -> Callable[..., None]:
     """`launch(*tensors)` for one compiled form of a kernel(tensors, numbers, constants).
 
@@ -71,7 +70,7 @@ def launcher(
     addresses, which skips the JIT's look at every argument. So the kernel must not specialize on
     any, its numbers must be annotated with their types, and later tensors have the first ones'
     dtypes. A float is rounded once, to the type that the kernel annotates. num_stages: tiles of a
-    loop in flight, None for Triton's default; max_registers: of a thread. Products are not fused into sums. Nothing is launched
+    loop in flight, None for Triton's default. Products are not fused into sums. Nothing is launched
     for 0 programs. A kernel with the constant EARLY on may begin before the launch in front of it
     has ended, once that one lets it (programmatic dependent launch, from sm_90 on): it waits itself
     before it reads what that one wrote.
@@ -87,8 +86,6 @@ def launcher(
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
     if num_stages is not None:
         options["num_stages"] = num_stages
-    if max_registers is not None:
-        options["maxnreg"] = max_registers
     if constants.get("EARLY"):
         options["launch_pdl"] = True
     compiled: Callable[..., None] | None = None

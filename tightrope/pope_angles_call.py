@@ -15,27 +15,30 @@ import triton.language as tl
 from tightrope.launch import capability, launcher
 from tightrope.turns import fraction, inverse_turn, turned
 
+ANGLES, WARPS = 512, 4  # of a program on a GPU
 
-@triton.jit(do_not_specialize=[*range(10)])
+
+@triton.jit(do_not_specialize=[*range(11)])
 def table_kernel(
     positions, inv_freq, inverse_turn, table,
-    rows: tl.int64, seqlen: tl.int64, rotary_dim: tl.int32, position_batch: tl.int64,
-    position_step: tl.int64, frequency_step: tl.int64,
+    rows: tl.int64, seqlen: tl.int64, blocks: tl.int32, rotary_dim: tl.int32,
+    position_batch: tl.int64, position_step: tl.int64, frequency_step: tl.int64,
     BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     # Layout: table (2, rows, rotary_dim), cos and sin, contiguous; row b * seqlen + i is of token i
     # of sequence b.
     if AHEAD:  # the launch behind this one may begin as processors get free
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    d = tl.arange(0, BLOCK_D)
-    token = row // seqlen * position_batch + row % seqlen * position_step
-    m = tl.load(positions + token, mask=row < rows, other=0).to(tl.int64)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    i = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    d, mine = tl.arange(0, BLOCK_D), i < seqlen
+    at = positions + b * position_batch + i * position_step
+    m = tl.load(at, mask=mine, other=0).to(tl.int64)
     frequency = tl.load(inv_freq + d * frequency_step, mask=d < rotary_dim, other=0.0)
     high, low = fraction(frequency.to(tl.float64), inverse_turn)
     c, s = turned(m[:, None], high[None, :], low[None, :])
-    keep = (row < rows)[:, None] & (d < rotary_dim)[None, :]
-    at = table + row[:, None] * rotary_dim + d[None, :]
+    keep = mine[:, None] & (d < rotary_dim)[None, :]
+    at = table + (b * seqlen + i)[:, None] * rotary_dim + d[None, :]
     tl.store(at, c.to(tl.float16), mask=keep)
     tl.store(at + rows * rotary_dim, s.to(tl.float16), mask=keep)
 
@@ -65,16 +68,17 @@ def places(positions: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def _launch(positions: torch.Tensor, inv_freq: torch.Tensor, ahead: bool) -> Any:
-    """launch(positions, inv_freq, inverse_turn, table): 512 angles a program, or few programs."""
+    """launch(positions, inv_freq, inverse_turn, table)."""
     (batch, seqlen, over, step), rotary_dim = places(positions), inv_freq.shape[0]
     rows, wide = batch * seqlen, max(16, triton.next_power_of_2(rotary_dim))
-    block = max(1, 512 // wide)
+    block = max(1, ANGLES // wide)
     if capability(table_kernel, positions.device) is None:
-        block = min(triton.next_power_of_2(triton.cdiv(max(rows, 1), 4)), max(1, 2**18 // wide))
+        block = min(triton.next_power_of_2(triton.cdiv(max(seqlen, 1), 4)), max(1, 2**18 // wide))
+    blocks = triton.cdiv(seqlen, block)
     return launcher(
-        table_kernel, positions.device, triton.cdiv(rows, block),
-        (rows, max(seqlen, 1), rotary_dim, over, step, inv_freq.stride(0)),
-        {"BLOCK_ROWS": block, "BLOCK_D": wide, "AHEAD": ahead}, 4,
+        table_kernel, positions.device, batch * blocks,
+        (rows, seqlen, blocks, rotary_dim, over, step, inv_freq.stride(0)),
+        {"BLOCK_ROWS": block, "BLOCK_D": wide, "AHEAD": ahead}, WARPS,
     )  # fmt: skip
 
 

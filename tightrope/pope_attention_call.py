@@ -16,7 +16,7 @@ from tightrope.sequence_call import Options, Plan, arithmetic, make_plan, planne
 from tightrope.softplus import FORMS, form_for, stages
 from tightrope.turns import ANGLE_ERROR, ROUNDED_ONCE
 from tightrope.validate import dtype_name, refuse
-from tightrope.validate_attention import check_attention, check_blocks, check_flag
+from tightrope.validate_attention import check_attention, check_blocks
 from tightrope.validate_pope_attention import (
     check_finite_values,
     check_frequency_values,
@@ -29,58 +29,52 @@ Tensors = tuple[Any, ...]
 class Ways(NamedTuple):
     """How a call is computed, where the case does not say; None: as the tables here have it.
 
-    blocks: the tile. carry: whether the next tile of k is expanded while this one is multiplied.
-    form: of softplus. registers: the most that a thread may have.
+    blocks: the tile. form: of softplus.
     """
 
     blocks: Config | None = None
-    carry: bool | None = None
     form: str | None = None
-    registers: int | None = None
 
 
 # Angles are exact everywhere; far positions are asked only of kernels that name them.
 POSITIONS = ("range", "offset", "random", "per_batch", "long")
-# By the widest head that an entry is for: many rows, fewer, and few.
+# By the widest head that an entry is for: a crowd of tiles, many, fewer, and few rows.
 HALF_SM90 = {
-    64: (Config(128, 128, 8, 2), Config(64, 64, 4, 3), Config(16, 64, 4, 3)),
-    128: (Config(128, 64, 8, 1), Config(64, 64, 4, 2), Config(16, 32, 4, 2)),
-    256: (Config(64, 32, 8, 1), Config(64, 32, 8, 1), Config(16, 32, 4, 1)),
+    64: (Config(128, 64, 4, 2), Config(128, 128, 8, 3), Config(64, 64, 4, 3), Config(16, 64, 4, 3)),
+    128: (*[Config(128, 64, 8, 2)] * 2, Config(64, 64, 4, 1), Config(16, 32, 4, 2)),
+    256: (*[Config(64, 32, 8, 1)] * 3, Config(16, 32, 4, 1)),
 }
 HALF = {  # fits the 99 KiB of shared memory that the smallest GPUs since sm_80 give a program
-    64: (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(16, 64, 4, 1)),
-    128: (Config(64, 32, 4, 1), Config(64, 32, 4, 1), Config(16, 32, 4, 1)),
-    256: (Config(32, 16, 4, 1), Config(32, 16, 4, 1), Config(16, 16, 4, 1)),
+    64: (*[Config(64, 64, 4, 1)] * 3, Config(16, 64, 4, 1)),
+    128: (*[Config(64, 32, 4, 1)] * 3, Config(16, 32, 4, 1)),
+    256: (*[Config(32, 16, 4, 1)] * 3, Config(16, 16, 4, 1)),
 }
 SINGLE = {
-    64: (Config(32, 32, 4, 1), Config(32, 32, 4, 1), Config(16, 32, 4, 1)),
-    128: (Config(32, 16, 8, 1), Config(32, 16, 8, 1), Config(16, 16, 4, 1)),
-    256: (Config(16, 16, 8, 1), Config(16, 16, 8, 1), Config(16, 16, 8, 1)),
+    64: (*[Config(32, 32, 4, 1)] * 3, Config(16, 32, 4, 1)),
+    128: (*[Config(32, 16, 8, 1)] * 3, Config(16, 16, 4, 1)),
+    256: (*[Config(16, 16, 8, 1)] * 3, Config(16, 16, 8, 1)),
 }
 
 
 def tile_for(
     heads: int, seqlen_q: int, width: int, itemsize: int, capability: tuple[int, int] | None
-) -> Config:
+) -> Config:  # fmt: skip
     """The tile for a case; pure. Chosen as `attention_tiles.config` chooses.
 
     heads: batch * num_heads. width: the larger of head_dim and head_dim_v. Not batch invariant for
-    16-bit types of widths 65 to 128 on sm_90, where the number of heads decides the keys of a tile.
+    16-bit types up to width 128 on sm_90, where the number of heads decides the keys of a tile.
     """
     if capability is None:
         return Config(16, 16, 4, 1)
     half = HALF_SM90 if capability == (9, 0) else HALF
     table = SINGLE if itemsize == 4 else half
-    many, fewer, few = next(entries for widest, entries in table.items() if widest >= width)
+    crowd, many, fewer, few = next(found for widest, found in table.items() if widest >= width)
     if seqlen_q <= 2 * few.BLOCK_M:
         return few
-    busy = heads * -(-seqlen_q // many.BLOCK_M) >= PROCESSORS
-    return many if busy else fewer
-
-
-def carries(width: int, itemsize: int, capability: tuple[int, int] | None) -> bool:
-    """Whether the kernel expands a tile ahead; pure."""
-    return capability == (9, 0) and itemsize == 2 and width <= 64
+    tiles = heads * -(-seqlen_q // many.BLOCK_M)
+    if tiles < PROCESSORS:
+        return fewer
+    return many if tiles < 8 * PROCESSORS else crowd  # a crowd lives off many tiles a processor
 
 
 def promise(case: Any, device: Any) -> Arithmetic:
@@ -127,15 +121,14 @@ def _plan(kernel: Any, tensors: Tensors, options: Options, ways: Ways) -> Plan:
             *broadcast_strides(q_offset, 1), 0 if offsets else q_offset, *options.numbers(head_dim),
         )  # fmt: skip
 
-    carry = carries(width, size, gpu) if ways.carry is None else ways.carry
     constants = {
         "SOFTCAP": options.softcap is not None,
         "BLOCK_REST": max(16, triton.next_power_of_2(plain)) if plain else 0,
-        "FORM": ways.form or form_for(dtype_name(q)), "CARRY": carry, "EARLY": early,
+        "FORM": ways.form or form_for(dtype_name(q)), "EARLY": early,
     }  # fmt: skip
     return make_plan(
         kernel, (q, k, v), (polar, head_dim_v, plain), heads * row_tiles, numbers, constants,
-        tile, tables(inv_freq, positions[0], positions[1], early), ways.registers,
+        tile, tables(inv_freq, positions[0], positions[1], early),
     )  # fmt: skip
 
 
@@ -157,8 +150,6 @@ def check_values(inv_freq: Any, delta: Any) -> None:
 
 
 def _check_ways(q: Any, ways: Ways) -> None:
-    if ways.carry is not None:
-        check_flag("carry", ways.carry)
     forms = (None, *(f for f in FORMS if f != "half" or dtype_name(q) == "float16"))
     if ways.form not in forms:
         refuse("form", f"{' or '.join(map(str, forms))} for {q.dtype}", repr(ways.form))

@@ -105,7 +105,6 @@ def make_plan(
     constants: Mapping[str, Any],
     tile: Config,
     rest: Any = None,
-    max_registers: int | None = None,
 ) -> Plan:
     """Both builds of a kernel, the aligned one where the metadata of `wide` and `lengths` allows.
 
@@ -124,9 +123,7 @@ def make_plan(
         }  # fmt: skip
         given = {**shape, **constants}
         warps, stages = tile.num_warps, tile.num_stages
-        return launcher(
-            kernel, device, programs, numbers(unit), given, warps, stages, max_registers
-        )
+        return launcher(kernel, device, programs, numbers(unit), given, warps, stages)
 
     no_sink, no_offsets = (
         torch.empty(0, dtype=t, device=device) for t in (torch.float32, torch.int32)
