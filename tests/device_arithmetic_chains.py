@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_arithmetic_data import KINDS, Draw
-from device_arithmetic_dots import NUMPY, Model, compared, each, rounded, to_numpy, to_torch
-from device_arithmetic_kernels import DEVICE, chain_kernel, dot_kernel, instructions
 
+from tightrope.audit_device_data import KINDS, Draw
+from tightrope.audit_device_dots import NUMPY, Model, compared, each, rounded, to_numpy, to_torch
+from tightrope.audit_device_kernels import DEVICE, chain_kernel, dot_kernel, instructions
 from tightrope.interpreter.dots import dot
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_arithmetic_dots import to_numpy, to_torch
-from device_arithmetic_kernels import DEVICE, instructions, reduce_kernel
 
+from tightrope.audit_device_dots import to_numpy, to_torch
+from tightrope.audit_device_kernels import DEVICE, instructions, reduce_kernel
 from tightrope.interpreter.reductions import sum_by_halves
 
 Array = np.ndarray

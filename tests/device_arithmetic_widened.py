@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_arithmetic_dots import NUMPY, rounded, to_numpy, to_torch, unequal
-from device_arithmetic_kernels import DEVICE, instructions, widened_kernel
 
+from tightrope.audit_device_dots import NUMPY, rounded, to_numpy, to_torch, unequal
+from tightrope.audit_device_kernels import DEVICE, instructions, widened_kernel
 from tightrope.interpreter.dots import by_lanes
 from tightrope.interpreter.tensor_core import HALF, TF32, tensor_core
 

@@ -1,8 +1,9 @@
 """Record how a device rounds: `python tests/record_device_arithmetic.py FILE [PROBE ...]`.
 
 Every operation that the interpreter models is run on the device and by the model, and compared bit
-for bit; the approximate functions are measured against float64 over all float32. About 60 s on an
-H200. Without a GPU the interpreter runs the kernels, and must agree with itself.
+for bit. Functions, divisions, casts and the dots of 16-bit operands are `tightrope audit device`'s;
+here are the same dots in more shapes, and all others. Without a GPU the interpreter runs the
+kernels, and must agree with itself.
 
 `python tests/record_device_arithmetic.py --short FILE SHORTER [NOTE]` writes the sums of a record.
 """
@@ -26,12 +27,15 @@ if not torch.cuda.is_available():
 
 import numpy as np
 from device_arithmetic_chains import by_rows, chained
-from device_arithmetic_dots import FP8_SHAPES, HALF_SHAPES, OTHER_SHAPES, measured
-from device_arithmetic_functions import casts, divisions, functions, multiply_adds
-from device_arithmetic_kernels import DEVICE
+from device_arithmetic_functions import multiply_adds
 from device_arithmetic_sums import reductions
 from device_arithmetic_widened import widened
 
+from tightrope.audit_device import CASTS, FUNCTIONS, MORE
+from tightrope.audit_device_division import divisions
+from tightrope.audit_device_dots import FP8_SHAPES, HALF_SHAPES, OTHER_SHAPES, measured
+from tightrope.audit_device_kernels import DEVICE
+from tightrope.audit_device_scan import cast, scan
 from tightrope.blackbox import write_atomically
 from tightrope.environment import environment
 from tightrope.interpreter import install
@@ -79,6 +83,20 @@ def eights() -> Records:
             yield from measured(dtype, torch.float32, "tf32", shape, PRODUCTS)
 
 
+def functions() -> Records:
+    for name in (*FUNCTIONS, *MORE):
+        yield scan(name)
+
+
+def casts() -> Records:
+    return map(cast, CASTS)
+
+
+def division() -> Records:
+    for name in ("x / w", "div_rn"):
+        yield from divisions(name)
+
+
 def widenings() -> Records:
     for m, k in ((16, 64), (32, 64), (64, 64)) if DEVICE == "cuda" else ((16, 64),):
         yield from widened(m, k, 8)
@@ -89,7 +107,7 @@ def doubles() -> Records:
 
 
 PROBES = {
-    "halves": halves, "functions": functions, "divisions": divisions, "chains": chains,
+    "halves": halves, "functions": functions, "divisions": division, "chains": chains,
     "rows": rows, "singles": singles, "reductions": reductions, "casts": casts,
     "multiply_adds": multiply_adds, "narrow": narrow, "eights": eights, "doubles": doubles,
     "widenings": widenings,
