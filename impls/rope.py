@@ -20,6 +20,7 @@ import triton.language as tl
 
 from tightrope import Arithmetic, implements
 from tightrope.launch import aligned, capability, check_plain, launcher
+from tightrope.rope_tiles import Config, config
 from tightrope.validate import check_disjoint, check_rope, check_rows
 
 # Strides and lengths of the aligned build count 8 elements: 16 bytes of a 16-bit type, and the
@@ -39,6 +40,7 @@ def rope_kernel(
     cos_row: tl.int64, cos_dim: tl.int64, sin_row: tl.int64, sin_dim: tl.int64, position: tl.int64,
     INTERLEAVED: tl.constexpr, UNIT: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
     # Layout: INTERLEAVED False, half-split (GPT-NeoX, Llama): feature i with i + rotary_dim/2;
     #         INTERLEAVED True, adjacent pairs (GPT-J, RoFormer): feature 2i with 2i + 1.
@@ -99,8 +101,12 @@ def rope_kernel(
     c, s = c.to(wide)[:, None, :], s.to(wide)[:, None, :]
     a, b = a.to(wide), b.to(wide)
     # A pair is a point of the plane, turned by its angle (RoFormer, arXiv 2104.09864, eq. 34).
-    a_out = (a * c - b * s).to(out)
-    b_out = (b * c + a * s).to(out)
+    if TRANSPOSED:
+        a_out = (a * c + b * s).to(out)
+        b_out = (b * c - a * s).to(out)
+    else:
+        a_out = (a * c - b * s).to(out)
+        b_out = (b * c + a * s).to(out)
     if INTERLEAVED:
         tl.store(y_start + both * y_dim, tl.interleave(a_out, b_out), keep, cache_modifier=".cs")
     else:
@@ -112,34 +118,6 @@ def rope_kernel(
         rest = rest + 2 * half
         kept = tl.load(x_start + rest * x_dim, mask=keep, other=0.0)
         tl.store(y_start + rest * y_dim, kept.to(out), mask=keep)
-
-
-class Config(NamedTuple):
-    """Tile (powers of 2) and warps of a program."""
-
-    BLOCK_TOKENS: int
-    BLOCK_HEADS: int
-    num_warps: int
-
-
-def config(
-    tokens: int, num_heads: int, width: int, itemsize: int, capability: tuple[int, int] | None
-) -> Config:
-    """Tile and warps for a case; pure, so that launcher, tests and oracle can all read it.
-
-    num_heads: of q, no fewer than of k. width: features that a program holds of a head, a power of
-    2. itemsize: bytes an element. capability: the GPU's (major, minor); None for the interpreter,
-    where a program takes milliseconds whatever its tile: up to 8 there. On a GPU it reads and
-    writes about 2 KiB, 16 bytes a load: the fastest of 37 tiles on an H200 (docs/measurements).
-    """
-    if capability is None:
-        heads = triton.next_power_of_2(num_heads)
-        block = triton.next_power_of_2(triton.cdiv(max(tokens, 1), 4))
-        return Config(min(block, max(1, 2**18 // (width * heads))), heads, 4)
-    heads = 8
-    row_bytes = heads * width * itemsize
-    block = max(1, 2048 // row_bytes)
-    return Config(block, heads, max(1, min(8, block * row_bytes // 1024)))
 
 
 class _Plan(NamedTuple):
@@ -155,7 +133,9 @@ class _Plan(NamedTuple):
 _PLANS: dict[Any, _Plan] = {}
 
 
-def _plan(arguments: Any, interleaved: bool, inplace: bool, blocks: Config | None) -> _Plan:
+def _plan(
+    arguments: Any, interleaved: bool, inplace: bool, blocks: Config | None, transposed: bool
+) -> _Plan:
     q, k, cos, sin, positions = arguments
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, half = k.shape[1], cos.shape[1]
@@ -177,7 +157,7 @@ def _plan(arguments: Any, interleaved: bool, inplace: bool, blocks: Config | Non
         constants = {
             "INTERLEAVED": interleaved, "UNIT": unit, "BLOCK_PAIRS": block_pairs,
             "BLOCK_TAIL": block_tail, "BLOCK_TOKENS": tile.BLOCK_TOKENS,
-            "BLOCK_HEADS": tile.BLOCK_HEADS,
+            "BLOCK_HEADS": tile.BLOCK_HEADS, "TRANSPOSED": transposed,
         }  # fmt: skip
         numbers = (*lengths, *counts, *chain(*strides), positions.stride(0))
         return launcher(rope_kernel, q.device, programs, numbers, constants, tile.num_warps)
@@ -205,7 +185,7 @@ def _promise(case: Any, device: Any) -> Arithmetic:
 def rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor,
     *, interleaved: bool, inplace: bool = False, out_dtype: torch.dtype | None = None,
-    validate: bool = False, blocks: Config | None = None,
+    validate: bool = False, blocks: Config | None = None, transposed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Rotate q (tokens, num_heads, head_dim) and k (tokens, num_kv_heads, head_dim); any strides.
 
@@ -214,6 +194,7 @@ def rope(
     if positions is on the CPU or with validate=True (which waits for the GPU); else nothing outside
     is read and its token is turned by the angle 0. out_dtype=torch.float32 shows the result before
     its last rounding. inplace returns q and k themselves. blocks: a tile other than `config`'s.
+    transposed: by each pair's transposed matrix, as gradients turn (contract `rope_backward`).
     No gradients: refused where autograd would record. A CUDA graph may record a call that ran once
     before; for torch.compile, wrap in torch.compiler.disable. Raises as `validate.check_rope`.
     """
@@ -221,7 +202,7 @@ def rope(
     try:
         metadata = [(t.shape, t.stride(), t.dtype, t.device) for t in arguments]
         kinds = type(interleaved), type(inplace)  # 1 == True, but is no option
-        key = (*metadata, interleaved, inplace, *kinds, out_dtype, blocks)
+        key = (*metadata, interleaved, inplace, *kinds, out_dtype, blocks, transposed)
         plan = _PLANS.get(key)
     except (AttributeError, TypeError, RuntimeError):  # no plain tensors or options: checked below
         plan = None
@@ -229,7 +210,7 @@ def rope(
         check_rope(*arguments, interleaved=interleaved, inplace=inplace, out_dtype=out_dtype)
         if len(_PLANS) >= 4096:
             _PLANS.clear()
-        plan = _PLANS[key] = _plan(arguments, interleaved, inplace, blocks)
+        plan = _PLANS[key] = _plan(arguments, interleaved, inplace, blocks, transposed)
     check_plain(*arguments)
     if validate or plan.on_cpu:
         check_rows(positions, plan.rows)
