@@ -6,33 +6,31 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-import torch
-from simulated_gluon import Array, Descriptor, Pointer, Value, launched, value
+from hopper_calls import functions_of, without_a_gpu
+from simulated_gluon import Array, Value, value
 
 from tightrope import (
+    attention_hopper_rows,
+    attention_hopper_warps,
     pope_hopper_call,
+    pope_hopper_points,
     pope_hopper_rows,
     pope_hopper_warps,
-    sequence_call,
     softplus_hopper,
 )
 from tightrope.impls import pope_attention_hopper as hopper
 from tightrope.pope_angles_call import tables
 
-FUNCTIONS = {
-    name: fn
-    for module in (softplus_hopper, pope_hopper_warps, pope_hopper_rows, hopper)
-    for name, fn in vars(module).items()
-    if type(fn).__name__ == "GluonJITFunction"
-}
+FUNCTIONS = functions_of(
+    softplus_hopper, attention_hopper_warps, attention_hopper_rows, pope_hopper_warps,
+    pope_hopper_rows, pope_hopper_points, hopper,
+)  # fmt: skip
 NAMES = {
-    "LOWEST": -np.inf, "LN2": hopper.LN2.value, "PAIR": softplus_hopper.PAIR.value,
+    "LOWEST": -np.inf, "LN2": attention_hopper_rows.LN2.value, "PAIR": softplus_hopper.PAIR.value,
     "softplus": lambda x, form: value(np.logaddexp(x.astype(np.float64), 0.0).astype(np.float32)),
 }  # fmt: skip
-PROCESSORS = 3  # so that programs get several tasks, and some of them none in the last turn
 
 
 def _half(word: str) -> Array:
@@ -89,41 +87,13 @@ def _inline(text: str, _: str, operands: list[Value], **options: Any) -> tuple[V
     return tuple(value(x) for x in assembly(text, operands))
 
 
-def _array(x: torch.Tensor) -> Array:
-    """A tensor's memory from its first element on, bfloat16 as ml_dtypes has it."""
-    size = (
-        1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    )
-    flat = torch.as_strided(x, (size,), (1,))
-    if x.dtype == torch.bfloat16:
-        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return flat.numpy()
-
-
-def _strided(x: torch.Tensor) -> Array:
-    flat = _array(x)
-    return np.lib.stride_tricks.as_strided(flat, x.shape, [s * flat.itemsize for s in x.stride()])
-
-
-def _launcher(
-    kernel: Any, device: Any, programs: int, boxes: Any, rest: tuple[Any, ...], registers: int
-) -> Callable[..., None]:
-    def launch(plain: tuple[torch.Tensor, ...], tiled: tuple[torch.Tensor, ...]) -> None:
-        tiles = [Descriptor(_strided(x), *box) for x, box in zip(tiled, boxes, strict=True)]
-        *numbers, scale = rest[:18]
-        given = (*[Pointer(_array(x)) for x in plain], *tiles, *map(int, numbers))
-        arguments = (*given, np.float32(scale), *rest[18:])
-        launched(FUNCTIONS, "pope_hopper_kernel", programs, NAMES, _inline, arguments)
-
-    return launch
-
-
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`pope_attention_hopper`, of tensors on the CPU, as long as the patch lasts."""
-    monkeypatch.setattr(sequence_call, "_PLANS", {})
-    monkeypatch.setattr(pope_hopper_call, "capability", lambda kernel, device: (9, 0))
-    monkeypatch.setattr(pope_hopper_call, "_launcher", _launcher)
+    without_a_gpu(monkeypatch, pope_hopper_call, FUNCTIONS, NAMES, _inline)
     monkeypatch.setattr(pope_hopper_call, "tables", lambda f, q, k, ahead: tables(f, q, k, False))
-    found = type("Properties", (), {"multi_processor_count": PROCESSORS})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     return hopper.pope_attention_hopper
+
+
+def points_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attend_to_points`, of tensors on the CPU, as long as the patch lasts."""
+    without_a_gpu(monkeypatch, pope_hopper_points, FUNCTIONS, NAMES, _inline)

@@ -1,10 +1,11 @@
 """Reads SASS of sm_90: do the operands that wgmma takes from shared memory lie at addresses?
 
 `HGMMA ... gdesc[UR8]` takes descriptors of matrices from the uniform registers UR8 to UR11, the
-second matrix's last. They are made of addresses in shared memory and constants, never of a kernel's
-arguments. ptxas 12.8 breaks this in some builds: it adds a constant to a register in which a stride
+second matrix's last. The upper word of each, strides and swizzle, is a constant; the lower one is
+an address. Neither has anything of a kernel's argument, but that a tile's place in a ring may
+depend on one: so only the upper words tell. ptxas 12.8 breaks this in some builds: it adds a constant to a register in which a stride
 still lies, so that products of all but the first 16 features are those of other memory
-(docs/findings.md). So one walks back from each descriptor, and names arguments it meets.
+(docs/findings.md). So one walks back from each upper word, and names arguments it meets.
 
 `python tests/sass_descriptors.py FOLDER` reads all that a Triton cache holds.
 """
@@ -39,19 +40,19 @@ def _written(opcode: str, operands: str) -> range:
     return range(number, number + (2 if any(w in opcode for w in _WIDE) else 1))
 
 
-def _read(opcode: str, operands: str) -> Iterator[int]:
+def _read(opcode: str, operands: str, upper: bool) -> Iterator[int]:
+    """Registers that the result is made of; upper: the second one's of two, but for a carry."""
     _, _, rest = operands.partition(",")
     for match in _REGISTER.finditer(rest):
-        yield int(match[1])
-        if ".64" in opcode:
-            yield int(match[1]) + 1
+        yield int(match[1]) + (".64" in opcode and upper)
 
 
 def _arguments(code: list[tuple[str, str]], at: int, register: int, seen: set[int]) -> set[int]:
     """Offsets of kernel arguments that `register` is made of before instruction `at`."""
     for i in range(at - 1, -1, -1):
         opcode, operands = code[i]
-        if register in _written(opcode, operands):
+        written = _written(opcode, operands)
+        if register in written:
             break
     else:
         return set()
@@ -60,7 +61,7 @@ def _arguments(code: list[tuple[str, str]], at: int, register: int, seen: set[in
     seen.add(i)
     found = {int(m[1], 16) for m in _CONSTANT.finditer(operands)}
     found = {offset for offset in found if offset >= ARGUMENTS}
-    for source in _read(opcode, operands):
+    for source in _read(opcode, operands, register > written[0]):
         found |= _arguments(code, i, source, seen)
     return found
 
@@ -75,7 +76,7 @@ def arguments_in_descriptors(sass: str) -> list[str]:
         first = int(descriptor[1])
         # With the first matrix in registers, only the second one's descriptor counts.
         of_both = re.match(r"R\d+, gdesc", operands) is not None
-        registers = range(first, first + 4) if of_both else range(first + 2, first + 4)
+        registers = (first + 1, first + 3) if of_both else (first + 3,)
         arguments = {a for r in registers for a in _arguments(code, i, r, set())}
         if arguments:
             places = ", ".join(f"c[0x0][{a:#x}]" for a in sorted(arguments))

@@ -3,6 +3,7 @@
 Groups of warps are threads; barriers count arrivals and bytes as PTX's mbarriers do, and a wait
 that takes too long is a deadlock. TMA writes at once, tensor cores read at the wait: the earliest
 and the latest they may, so that a slot filled again too soon shows. Layouts say nothing here.
+Numbers: `simulated_numbers`.
 """
 
 from __future__ import annotations
@@ -14,32 +15,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import simulated_numbers as numbers
+from simulated_numbers import Array, Value, value
 
-Array = np.ndarray[Any, Any]
+from tightrope.interpreter.dots import dot
+
+DOT_MODEL = "ieee"  # of tensor cores; "hopper" is exact, and takes longer
 PATIENCE = 20.0  # seconds
 FORMATS: dict[str, Any] = {"float32": np.float32, "int64": np.int64, "float16": np.float16}
-
-
-class Value(np.ndarray[Any, Any]):
-    """A tensor or scalar of the language."""
-
-    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
-        return array.view(Value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return np.asarray(self)[key].view(Value)
-
-    @property
-    def type(self) -> Any:
-        return SimpleNamespace(layout=None)
-
-    def to(self, dtype: Any) -> Value:
-        with np.errstate(over="ignore"):
-            return self.astype(dtype).view(Value)
-
-
-def value(x: Any) -> Value:
-    return np.asarray(x).view(Value)
 
 
 class Pointer:
@@ -82,12 +65,14 @@ class Shared:
 
 
 class Descriptor:
-    """Tiles (planes, 1, rows, features) of a tensor cut to `shape`, 0 outside."""
+    """Tiles (planes, 1, rows, features / parts) of a tensor cut to `shape`, 0 outside."""
 
     layout = None
 
-    def __init__(self, x: Array, shape: tuple[int, ...], rows: int, planes: int = 1) -> None:
-        self.x, self.box = x[tuple(map(slice, shape))], (planes, 1, rows, shape[3])
+    def __init__(
+        self, x: Array, shape: tuple[int, ...], rows: int, planes: int = 1, parts: int = 1
+    ) -> None:
+        self.x, self.box = x[tuple(map(slice, shape))], (planes, 1, rows, shape[3] // parts)
 
     def tile(self, corner: list[Any]) -> Array:
         found = np.zeros(self.box, self.x.dtype)
@@ -152,8 +137,15 @@ class Product:
     def result(self) -> Value:
         a, b, c = (getattr(x, "memory", x) for x in self.parts)
         c = c.result() if isinstance(c, Product) else c
-        total = a.astype(np.float64) @ b.astype(np.float64) + (c if self.use else 0.0)
-        return value(total.astype(np.float32))
+        c = c if self.use else np.zeros_like(c)
+        operands = [np.asarray(x) for x in (a, b, c)]
+        return value(dot(*operands, precision="ieee", model=DOT_MODEL))
+
+
+def _wait(outstanding: int, deps: list[Any]) -> Any:
+    """What is waited for, once tensor cores have it."""
+    found = tuple(x.result() if isinstance(x, Product) else x for x in deps)
+    return found if len(found) > 1 else found[0]
 
 
 def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Value:
@@ -168,11 +160,6 @@ def _store(pointer: Pointer, x: Array, mask: Any = True) -> None:
     where, keep = np.broadcast_arrays(pointer.at, mask)
     assert not (where[keep] < 0).any()
     pointer.memory[where[keep]] = np.broadcast_to(x, where.shape)[keep]
-
-
-def _fma(a: Any, b: Any, c: Any) -> Value:
-    wide = np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
-    return value(wide.astype(np.float32))
 
 
 def _shared(dtype: Any, shape: list[int], layout: Any) -> Any:
@@ -206,8 +193,8 @@ def language(program: int, programs: int, assembly: Callable[..., Any]) -> dict[
         program_id=lambda axis: value(program), num_programs=lambda axis: programs,
         where=lambda c, a, b: value(np.where(c, a, b)), cdiv=lambda a, b: -(-a // b),
         minimum=lambda a, b: value(np.minimum(a, b)), maximum=lambda a, b: value(np.maximum(a, b)),
-        max=lambda x, axis: value(np.max(x, axis)), sum=lambda x, axis: value(np.sum(x, axis)),
-        exp2=lambda x: value(np.exp2(x)), log2=lambda x: value(np.log2(x)), fma=_fma,
+        max=lambda x, axis: value(np.max(x, axis)), sum=numbers.sum, fma=numbers.fma,
+        exp2=numbers.exp2, log2=numbers.log2,
         full=lambda shape, x, dtype, layout: value(np.full(shape, x, dtype)),
         zeros=lambda shape, dtype, layout: value(np.zeros(shape, dtype)),
         arange=lambda a, b, layout: value(np.arange(a, b)), load=_load, store=_store,
@@ -225,7 +212,7 @@ def language(program: int, programs: int, assembly: Callable[..., Any]) -> dict[
     return {
         "gl": gl, "mbarrier": bars, "tma": SimpleNamespace(async_copy_global_to_shared=_copy),
         "warpgroup_mma": Product, "fence_async_shared": nothing, "barrier": nothing,
-        "warpgroup_mma_wait": lambda outstanding, deps: deps[0].result(),
+        "warpgroup_mma_wait": _wait,
         "tl": SimpleNamespace(extra=SimpleNamespace(cuda=SimpleNamespace(gdc_wait=nothing))),
     }  # fmt: skip
 

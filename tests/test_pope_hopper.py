@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import hopper_calls
 import numpy as np
 import pytest
 import simulated_gluon
@@ -16,16 +17,14 @@ from attention_calls import same
 from pope_calls import polar
 from pope_hopper_calls import FUNCTIONS, NAMES, assembly, on_the_cpu
 
-from tightrope import device
-from tightrope.implementation import Implementation
+from tightrope.attention_hopper_call import sizes
 from tightrope.impls.pope_attention_hopper import pope_attention_hopper
 from tightrope.oracles.pope_attention import CONTRACT
 from tightrope.oracles.pope_attention_cases import PopeAttentionCase
-from tightrope.pope_hopper_call import promise, sizes
+from tightrope.pope_hopper_call import promise
 from tightrope.pope_hopper_tile import LONE, MANY, SOME, WIDE, Tile, tile_for
 from tightrope.softplus import ABSOLUTE, ULPS, softplus
 from tightrope.softplus_hopper import PAIR
-from tightrope.verdict import judge
 
 Simulated = Callable[..., Any]
 BASE = PopeAttentionCase(
@@ -68,15 +67,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
 
 
 def verdicts(run: Simulated, case: PopeAttentionCase, **more: Any) -> list[Any]:
-    """Of out and lse, by the budget that the kernel's promise gives."""
-    impl = Implementation(
-        contract_name="pope_attention", name="simulated", arithmetic=promise,
-        fn=lambda *tensors, **options: run(*tensors, **options, **more),
-    )  # fmt: skip
-    inputs = CONTRACT.inputs(case)
-    budgets = CONTRACT.budget(case, inputs, impl.promise(case, device.current()))
-    found = impl(case, inputs)
-    return [judge(name, found[name], budgets[name]) for name in CONTRACT.outputs]
+    return hopper_calls.verdicts(CONTRACT, case, promise, run, **more)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -177,13 +168,13 @@ def test_a_pair_of_features_is_one_rounding_of_each_product() -> None:
 def test_sizes_leave_no_task_out(tile: Tile, m: int, n: int, offset: int) -> None:
     q, k = torch.empty(3, 6, m, 64, device="meta"), torch.empty(3, 2, n, 64, device="meta")
     for processors in (1, 7, 132):
-        found = sizes(q, k, True, offset, tile, processors)
+        found = sizes(q, k, True, offset, tile, processors, 256)
         tasks = 18 * -(-m // tile.BLOCK_M)
         assert found.programs <= min(tasks, processors * tile.RESIDENT)
         assert found.programs * found.turns >= tasks > found.programs * (found.turns - 1)
         assert found.together % 3 == 0
         assert found.seqlen_k == max(0, min(n, m + offset))
-        assert sizes(q, k, False, offset, tile, processors).seqlen_k == n
+        assert sizes(q, k, False, offset, tile, processors, 256).seqlen_k == n
 
 
 def test_the_table_holds_tiles_that_fit() -> None:

@@ -26,15 +26,22 @@ RIGHT = """
         /*0070*/    UMOV UR11, UR15 ;
         /*0080*/    HGMMA.64x32x16.F32 R88, gdesc[UR8].tnspA.tnspB, R88 ;
 """
-WRONG = RIGHT.replace("UMOV UR10, UR14", "UIADD3 UR10, UP0, UR10, 0x40, URZ")
+WRONG = RIGHT.replace("UMOV UR10, UR14", "UIADD3 UR10, UP0, UR10, 0x40, URZ").replace(
+    "UMOV UR11, UR15", "UIADD3.X UR11, UR11, -0x7fffffe0, URZ, UP0, !UPT"
+)
 OF_REGISTERS = WRONG.replace("R88, gdesc", "R88, R116, gdesc")
-NOT_TAKEN = OF_REGISTERS.replace("gdesc[UR8]", "gdesc[UR10]").replace("UR12", "UR20")
+NOT_TAKEN = OF_REGISTERS.replace("gdesc[UR8]", "gdesc[UR10]")
+IN_A_RING = RIGHT.replace("UMOV UR10, UR14", "UIADD3.64 UR10, UR10, UR14, URZ")
 
 
 def test_an_argument_in_a_descriptor_is_found() -> None:
     assert arguments_in_descriptors(RIGHT) == []
     for text in (WRONG, OF_REGISTERS):
         assert ["c[0x0][0x2b8]" in line for line in arguments_in_descriptors(text)] == [True]
+
+
+def test_a_place_in_a_ring_may_come_from_an_argument() -> None:
+    assert arguments_in_descriptors(IN_A_RING) == []
 
 
 def test_of_a_matrix_in_registers_there_is_no_descriptor() -> None:

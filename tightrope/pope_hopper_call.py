@@ -7,29 +7,31 @@ descriptors and gives them addresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tightrope import Arithmetic, compiles
-from tightrope.attention_tiles import heads_together
-from tightrope.launch import capability, check_plain, launcher
+from tightrope import Arithmetic
+from tightrope.attention_hopper_call import (
+    Tensors,
+    check_addresses,
+    outputs,
+    plan_of,
+    processors_of,
+    sizes,
+    tiled_launcher,
+)
+from tightrope.launch import check_plain, launcher
 from tightrope.pope_angles_call import Tables, places, tables, written
 from tightrope.pope_hopper_tile import Tile, check_hopper, check_tile, tile_for
 from tightrope.sequence_call import Options, Plan, arithmetic, planned
 from tightrope.softplus import ABSOLUTE, ULPS
 from tightrope.turns import ANGLE_ERROR, ROUNDED_ONCE, cos_sin, inverse_turn, phase
-from tightrope.validate import dtype_name, refuse
+from tightrope.validate import dtype_name
 from tightrope.validate_pope_attention import check_finite_values, check_frequency_values
-
-Tensors = tuple[Any, ...]
-FORMATS = {"float16": gl.float16, "bfloat16": gl.bfloat16}
 
 
 def promise(case: Any, device: Any) -> Arithmetic:
@@ -61,86 +63,6 @@ def delta_kernel(
     tl.store(at + rows * WIDTH, s.to(tl.float32))
 
 
-def descriptor(
-    x: torch.Tensor, shape: tuple[int, ...], rows: int, planes: int = 1
-) -> TensorDescriptor:
-    """Of tiles (planes, 1, rows, features) of a tensor cut to `shape`; past it, zeros are read.
-
-    Strides of axes of one element, which may be any number, become one that TMA takes.
-    """
-    strides = [s if n > 1 else 8 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    block, dtype = [planes, 1, rows, shape[3]], FORMATS[dtype_name(x)]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return TensorDescriptor(x, list(shape), [*strides, 1], block, layout)
-
-
-def _launcher(
-    kernel: Any, device: torch.device, programs: int, boxes: Sequence[tuple[Any, ...]],
-    rest: tuple[Any, ...], registers: int,
-) -> Callable[..., None]:  # fmt: skip
-    """launch(plain, tiled): addresses, and tensors behind descriptors, in the kernel's order.
-
-    As `tightrope.launch.launcher`, whose kernels take no descriptors. boxes: `descriptor`'s
-    arguments beside each of `tiled`.
-    """
-    compiles.watch()
-    compiled: Callable[..., None] | None = None
-    templates: list[TensorDescriptor] = []
-    options = {"num_warps": 4, "maxnreg": registers, "enable_fp_fusion": False, "launch_pdl": True}
-
-    def launch(plain: Tensors, tiled: Tensors) -> None:
-        nonlocal compiled
-        if device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                return launch(plain, tiled)
-        if compiled is None:
-            templates[:] = [descriptor(x, *box) for x, box in zip(tiled, boxes, strict=True)]
-            made = kernel[programs, 1, 1](*plain, *templates, *rest, **options)
-            compiled = made[programs, 1, 1]
-            return
-        pointed = [copy(t) for t in templates]  # 1 us each; a checked one takes 10
-        for to, x in zip(pointed, tiled, strict=True):
-            to.base = x
-        compiled(*[t.data_ptr() for t in plain], *pointed, *rest)
-
-    return launch
-
-
-class Sizes(NamedTuple):
-    """Numbers of a launch; but for `programs` in the kernel's order.
-
-    seqlen_k: keys that some row sees; the rest may hold anything, and is not read. offset: row i
-    sees keys up to i + offset. together: heads that run side by side. turns: tasks of a program.
-    """
-
-    programs: int
-    seqlen_q: int
-    seqlen_k: int
-    num_heads: int
-    group: int
-    heads: int
-    row_tiles: int
-    together: int
-    turns: int
-    offset: int
-
-
-def sizes(q: Any, k: Any, causal: bool, q_offset: int, tile: Tile, processors: int) -> Sizes:
-    """Who does what, by metadata of q and k; pure. processors: of the GPU."""
-    (batch, num_heads, seqlen_q, head_dim), (_, num_kv_heads, seqlen_k, _) = q.shape, k.shape
-    offset = max(-seqlen_q, min(q_offset, seqlen_k)) if causal else seqlen_k
-    visible = max(0, min(seqlen_k, seqlen_q + offset))
-    heads, group = batch * num_heads, num_heads // num_kv_heads
-    row_tiles = triton.cdiv(seqlen_q, tile.BLOCK_M)
-    fits = heads_together(heads, group, 4 * head_dim * seqlen_k)
-    together = min(heads, fits, max(1, tile.HEADS // group) * group)
-    turns = max(1, triton.cdiv(heads * row_tiles, processors * tile.RESIDENT))
-    return Sizes(
-        triton.cdiv(heads * row_tiles, turns), seqlen_q, visible, num_heads, group, heads,
-        row_tiles, max(1, together), turns, offset,
-    )  # fmt: skip
-
-
 class Work(NamedTuple):
     """The launches of a call that has something to compute; of_delta: None without delta."""
 
@@ -155,21 +77,19 @@ class Work(NamedTuple):
 def _plan(kernel: Any, tensors: Tensors, options: Options, given: Tile | None) -> Plan:
     q, k, _, inv_freq, delta, q_positions, k_positions = tensors
     (batch, num_heads, seqlen_q, head_dim), device = q.shape, q.device
-    if capability(kernel, device) != (9, 0):
-        refuse("device", "a GPU of capability (9, 0)", device)
+    processors = processors_of(kernel, device)
     tile = given or tile_for(batch * num_heads, seqlen_q, head_dim, dtype_name(q))
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    programs, *numbers = found = sizes(q, k, options.causal, options.q_offset, tile, processors)
-    nothing = torch.empty(0, dtype=torch.float32, device=device)
+    found = sizes(q, k, options.causal, options.q_offset, tile, processors, 4 * head_dim)
+    programs, *numbers = found
     if not programs or not found.seqlen_k:
-        return Plan(_nothing_seen, None, nothing, nothing, False, None)
+        return plan_of(device, None)
     q_sequences, k_sequences = places(q_positions)[0], places(k_positions)[0]
     heads = 1 if delta is None else delta.shape[0]
     numbers += [int(k_sequences > 1), num_heads // heads, heads * head_dim]
     numbers += [s // 8 for s in q.stride()[:3]]
     numbers += [seqlen_q * head_dim * (q_sequences > 1), q_sequences * seqlen_q * head_dim]
     kv, cut = (batch, k.shape[1], found.seqlen_k, head_dim), (2, k_sequences, found.seqlen_k)
-    launch = _launcher(
+    launch = tiled_launcher(
         kernel, device, programs,
         ((kv, tile.CHUNK), (kv, tile.BLOCK_N), ((*cut, head_dim), tile.CHUNK, 2)),
         (*numbers, options.numbers(head_dim)[2], head_dim, delta is not None, True, tile),
@@ -180,18 +100,13 @@ def _plan(kernel: Any, tensors: Tensors, options: Options, given: Tile | None) -
         None if delta is None else _delta_launcher(delta), (2, heads, head_dim),
         inverse_turn(device), launch,
     )  # fmt: skip
-    return Plan(_nothing_seen, None, nothing, nothing, False, work)
+    return plan_of(device, work)
 
 
 def _delta_launcher(delta: torch.Tensor) -> Callable[..., None]:
     heads, width = delta.shape
     numbers = (heads, *delta.stride())
     return launcher(delta_kernel, delta.device, heads, numbers, {"WIDTH": width}, 1)
-
-
-def _nothing_seen(out: torch.Tensor, lse: torch.Tensor) -> None:
-    out.zero_()
-    lse.fill_(-torch.inf)
 
 
 def attend(
@@ -209,13 +124,11 @@ def attend(
         lambda: _plan(kernel, tensors, options, tile),
     )
     check_plain(*tensors)
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
-        refuse("addresses of q, k and v", "multiples of 16", [x.data_ptr() for x in (q, k, v)])
+    check_addresses((q, k, v))
     if validate:
         check_frequency_values(inv_freq)
         check_finite_values("delta", delta)
-    out = torch.empty(q.shape, dtype=options.out_dtype or q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = outputs(q, v.shape[3], options.out_dtype)
     work = plan.rest
     if work is None:
         plan.general(out, lse)

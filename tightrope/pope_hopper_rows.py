@@ -1,60 +1,14 @@
-"""What the consuming warps of the Hopper kernel do with a tile: Gluon device functions.
-
-Their rings and barriers: `tightrope.pope_hopper_warps`. `ring` is its tuple (expanded x, expanded
-y, v, then barriers: keys filled, keys emptied, v filled, v emptied).
-"""
+"""What the consuming warps of PoPE's Hopper kernels do: Gluon device functions."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from tightrope.pope_hopper_warps import await_filled
+from tightrope.attention_hopper_rows import owned, store_rows, walk
+from tightrope.attention_hopper_warps import barrier, task
 from tightrope.softplus import softplus
-
-LOWEST = gl.constexpr(float("-inf"))
-
-
-@gluon.jit
-def scores(q_x, q_y, ring, step, nothing, KEYS: gl.constexpr):
-    """Begin the two products of a tile, once its keys are there."""
-    await_filled(ring[3], step, KEYS)
-    x, y = ring[0].index(step % KEYS), ring[1].index(step % KEYS)
-    s = warpgroup_mma(q_x, x.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    return warpgroup_mma(q_y, y.permute((1, 0)), s, is_async=True)
-
-
-@gluon.jit
-def visible(s, tile, whole, high, BLOCK_N: gl.constexpr):
-    """Scores with -inf where a row does not see a key; from tile `whole` on some may not."""
-    if tile >= whole:
-        key = tile * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, s.type.layout))
-        s = gl.where(key[None, :] < high[:, None], s, LOWEST)
-    return s
-
-
-@gluon.jit
-def weights(s, m, l, c):
-    """One step of online softmax: exponentials, the factor of what came before, new m and l."""
-    m_new = gl.maximum(m, gl.max(s, 1) * c)
-    shift = gl.where(m_new == LOWEST, 0.0, m_new)  # of a row that has seen nothing yet
-    p = gl.exp2(gl.fma(s, c, -shift[:, None]))
-    alpha = gl.exp2(m - shift)
-    return p, alpha, m_new, l * alpha + gl.sum(p, 1)
-
-
-@gluon.jit
-def add_values(p, alpha, acc, ring, step, VALUES: gl.constexpr):
-    """Begin acc alpha + p v, once the values are there."""
-    layout: gl.constexpr = acc.type.layout
-    values = ring[2].index(step % VALUES)
-    BLOCK_N: gl.constexpr = p.shape[1]
-    values = values.reshape([BLOCK_N, acc.shape[1]])
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, layout))[:, None]
-    p = gl.convert_layout(p.to(values.dtype), gl.DotOperandLayout(0, layout, 2))
-    await_filled(ring[5], step, VALUES)
-    return warpgroup_mma(p, values, acc, is_async=True)
 
 
 @gluon.jit
@@ -62,7 +16,10 @@ def queries(
     tensors, sizes, head, first_row, ROWS: gl.constexpr, D: gl.constexpr, layout: gl.constexpr,
     TURNED: gl.constexpr,
 ):  # fmt: skip
-    """mu(q) cos and mu(q) sin of ROWS rows, in q's dtype, turned back by delta; 0 past the last."""
+    """mu(q) cos and mu(q) sin of ROWS rows, in q's dtype, turned back by delta; 0 past the last.
+
+    With a table of float32 goes a precise softplus.
+    """
     q, table, delta, q_batch, q_head, q_row, q_angles, q_plane, delta_group, delta_plane = tensors
     seqlen_q, _, num_heads, _, _, _, _, _, _ = sizes
     b, h = (head // num_heads).to(gl.int64), (head % num_heads).to(gl.int64)
@@ -80,5 +37,44 @@ def queries(
         at = delta + (head % num_heads // delta_group) * D + d
         c_d, s_d = gl.load(at)[None, :], gl.load(at + delta_plane)[None, :]
         c, s = c * c_d + s * s_d, s * c_d - c * s_d
-    mu = softplus(x, "short")
+    FORM: gl.constexpr = "short" if table.dtype.element_ty == gl.float16 else "precise"
+    mu = softplus(x, FORM)
     return (mu * c).to(x.dtype), (mu * s).to(x.dtype)
+
+
+@gluon.jit
+def consume(given, GROUP: gl.constexpr, D: gl.constexpr, TURNED: gl.constexpr, TILE: gl.constexpr):
+    """Four warps: attention of their share, the GROUP-th, of every turn's rows."""
+    tensors, out, lse, q_tiles, ring, sizes, c = given
+    ROWS: gl.constexpr = TILE.BLOCK_M // TILE.CONSUMERS
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE.BLOCK_N, 16])
+    across: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    q_layout: gl.constexpr = across if TILE.Q_SHARED else gl.DotOperandLayout(0, s_layout, 2)
+    turns, step = sizes[7], 0
+    for turn in range(turns):
+        head, first_row, tiles = task(turn, sizes, TILE)
+        first_row += GROUP * ROWS
+        own = owned(first_row, tiles, sizes, ROWS, TILE.BLOCK_N)
+        q_x, q_y = queries(tensors, sizes, head, first_row, ROWS, D, q_layout, TURNED)
+        if TILE.Q_SHARED:
+            q_tiles.index(2 * GROUP).store(q_x)
+            q_tiles.index(2 * GROUP + 1).store(q_y)
+            fence_async_shared()
+            barrier()
+            q_x, q_y = q_tiles.index(2 * GROUP), q_tiles.index(2 * GROUP + 1)
+        limits = first_row, own, tiles
+        m, l, acc, step = walk((q_x, q_y), ring, step, limits, sizes, c, ROWS, D, TILE)
+        store_rows(out, lse, head, first_row, m, l, acc, sizes)
+
+
+@gluon.jit
+def places_of_queries(
+    otherwise, dtype: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
+    """Shared memory of both halves of all groups' rows where Q_SHARED; else what stands in."""
+    places = otherwise
+    if TILE.Q_SHARED:
+        ROWS: gl.constexpr = TILE.BLOCK_M // TILE.CONSUMERS
+        half: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
+        places = gl.allocate_shared_memory(dtype, [2 * TILE.CONSUMERS, ROWS, D], half)
+    return places

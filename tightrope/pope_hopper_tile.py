@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tightrope.validate import dtype_name, refuse
+from tightrope.attention_hopper_tile import MEMORY, check_narrow, demand, evenly
+from tightrope.validate import refuse
 from tightrope.validate_attention import check_attention, check_flag
 from tightrope.validate_pope_attention import check_pope_attention
 
-DTYPES = ("float16", "bfloat16")
 WIDTHS = (64, 128)
-MEMORY = 225 * 2**10  # of a processor's 227 KiB; the rest is for barriers and reductions
 
 
 class Tile(NamedTuple):
@@ -22,7 +21,7 @@ class Tile(NamedTuple):
     PIPELINED: consumers overlap a tile's softmax with the next one's scores, which takes two of
     each. Q_SHARED keeps q in shared memory, else in registers. Registers: of a thread, in programs
     of over two groups. HEADS: that run side by side. RESIDENT: programs a processor holds. HALF:
-    keys are expanded in float16.
+    keys are expanded in float16. OVERLAPPED: as `attention_hopper_tile.Tile` has it.
     """
 
     BLOCK_M: int
@@ -41,12 +40,12 @@ class Tile(NamedTuple):
     HEADS: int = 16
     RESIDENT: int = 1
     HALF: bool = True
+    OVERLAPPED: bool = False
 
     @property
     def registers(self) -> int:
         """Of a thread before they are dealt out: what a processor has, in eights."""
-        threads = 128 * (self.CONSUMERS + self.PARTS + self.LOADER) * self.RESIDENT
-        return min(65536 // threads // 8 * 8, 248)
+        return evenly(self.CONSUMERS + self.PARTS + self.LOADER, self.RESIDENT)
 
     def bytes(self, head_dim: int) -> int:
         """Shared memory of a program, barriers aside."""
@@ -85,22 +84,19 @@ def check_tile(tile: Any, head_dim: int, dtype: str) -> None:
         return
     if not isinstance(tile, Tile):
         refuse("tile", "None or a Tile", repr(tile), TypeError)
-    groups = tile.CONSUMERS, tile.PARTS
-    good = {
+    groups, ahead = (tile.CONSUMERS, tile.PARTS), tile.PIPELINED or tile.OVERLAPPED
+    demand(tile, {
         "CONSUMERS and PARTS": groups in ((2, 1), (2, 2)) or (groups == (1, 1) and not tile.LOADER),
         "BLOCK_M": tile.BLOCK_M in (64 * tile.CONSUMERS, 128 * tile.CONSUMERS),
         "BLOCK_N and CHUNK": tile.BLOCK_N in (32, 64, 128, 256)
         and tile.CHUNK in (16, 32, 64, 128) and tile.BLOCK_N % (tile.CHUNK * tile.PARTS) == 0,
         "stages": min(tile.RAW, tile.KEYS, tile.VALUES, tile.HEADS, tile.RESIDENT) > 0
         and (tile.RAW % tile.PARTS == 0 or tile.LOADER),
-        "PIPELINED": min(tile.KEYS, tile.VALUES) > 1 or not tile.PIPELINED,
-        "Q_SHARED": tile.Q_SHARED or tile.PIPELINED or head_dim != tile.BLOCK_N,
+        "PIPELINED": min(tile.KEYS, tile.VALUES) > 1 or not ahead,
+        "Q_SHARED": tile.Q_SHARED or ahead or head_dim != tile.BLOCK_N,
         "HALF": dtype == "float16" or not tile.HALF,
         "bytes": tile.bytes(head_dim) * tile.RESIDENT <= MEMORY,
-    }  # fmt: skip
-    for name, fits in good.items():
-        if not fits:
-            refuse(f"tile ({name})", "one that `Tile` describes and a processor holds", tile)
+    })  # fmt: skip
 
 
 def check_hopper(tensors: tuple[Any, ...], options: dict[str, Any], validate: Any) -> None:
@@ -114,17 +110,6 @@ def check_hopper(tensors: tuple[Any, ...], options: dict[str, Any], validate: An
     check_pope_attention(q, k, inv_freq, *rest)
     check_flag("validate", validate)
     widths = q.shape[3], v.shape[3], inv_freq.shape[0]
-    if dtype_name(q) not in DTYPES:
-        refuse("q.dtype", " or ".join(DTYPES), dtype_name(q), TypeError)
     if len(set(widths)) > 1 or widths[0] not in WIDTHS:
         refuse("head_dim, head_dim_v, rotary_dim", f"the same, one of {WIDTHS}", widths)
-    off = {"window_size": (None, None), "softcap": None, "sink": None}
-    for name, nothing in off.items():
-        if options[name] is not None and options[name] != nothing:
-            refuse(name, f"{nothing}: this kernel has none", options[name])
-    if not isinstance(options["q_offset"], int):
-        refuse("q_offset", "an int: this kernel takes one for all", "a tensor")
-    for name, x in zip("qkv", (q, k, v), strict=True):
-        steps = [s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True) if n > 1]
-        if x.numel() and (x.stride(3) != 1 or any(s % 8 or s == 0 for s in steps)):
-            refuse(f"{name}.stride()", "multiples of 8 elements above 0, the last 1", x.stride())
+    check_narrow(q, options, ("q", q), ("k", k), ("v", v))
