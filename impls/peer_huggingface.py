@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from tightrope import Arithmetic, implements
+from tightrope.adapt import full_width, rows
 
 MISSING: str | None = None
 try:
@@ -36,7 +37,7 @@ def huggingface(
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Llama's rotation, q (tokens, num_heads, head_dim), k (tokens, num_kv_heads, head_dim)."""
-    c, s = (t[positions.long()].to(q.dtype).repeat(1, 2) for t in (cos, sin))
+    c, s = (full_width(rows(t, positions).to(q.dtype)) for t in (cos, sin))
     first = (x[..., : c.shape[-1]] for x in (q, k))
     q_first, k_first = rotate_halves(*first, c, s, unsqueeze_dim=1)
     return _with_tail(q_first, q), _with_tail(k_first, k)
@@ -52,7 +53,7 @@ def gptj(
     interleaved: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """GPT-J's rotation, q (tokens, num_heads, head_dim), k (tokens, num_kv_heads, head_dim)."""
-    c, s = (t[positions.long()].to(q.dtype).unsqueeze(0) for t in (cos, sin))
+    c, s = (rows(t, positions).to(q.dtype).unsqueeze(0) for t in (cos, sin))
     first = (x[None, ..., : 2 * c.shape[-1]] for x in (q, k))
     q_first, k_first = (rotate_pairs(x, s, c).squeeze(0) for x in first)
     return _with_tail(q_first, q), _with_tail(k_first, k)

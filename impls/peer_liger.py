@@ -7,11 +7,10 @@ positions, and reads their first half. Without the package nothing is registered
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from tightrope import Arithmetic, implements
+from tightrope.adapt import full_width, into, rows
 
 MISSING: str | None = None
 try:
@@ -34,16 +33,11 @@ def liger(
 
     Liger copies what is not contiguous and rotates the copy; in place, that copy is written back.
     """
-    rows = [t[positions.long()].repeat(1, 2).unsqueeze(0) for t in (cos, sin)]
+    wide = [full_width(rows(t, positions)).unsqueeze(0) for t in (cos, sin)]
     given = (q, k) if inplace else (q.clone(), k.clone())
-    rotated = LigerRopeFunction.apply(*(x.unsqueeze(0).transpose(1, 2) for x in given), *rows)
-    outs: list[Any] = [r.transpose(1, 2).squeeze(0) for r in rotated]
-    if not inplace:
-        return outs[0], outs[1]
-    for x, out in zip(given, outs, strict=True):
-        if out.data_ptr() != x.data_ptr():
-            x.copy_(out)
-    return q, k
+    rotated = LigerRopeFunction.apply(*(x.unsqueeze(0).transpose(1, 2) for x in given), *wide)
+    q_out, k_out = (r.transpose(1, 2).squeeze(0) for r in rotated)
+    return (into(q, q_out), into(k, k_out)) if inplace else (q_out, k_out)
 
 
 if MISSING is None:

@@ -20,7 +20,6 @@ why. The kernel is tuned anew for each length: in laws its own switch, one tile,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ import torch
 from torch.nn.functional import pad
 
 from tightrope import Arithmetic, implements
+from tightrope.adapt import on_gpu
 from tightrope.polar import EXPONENT_AS_CODED
 from tightrope.validate import refuse
 
@@ -41,7 +41,7 @@ try:
 except ImportError as error:
     MISSING = f"pope-pytorch: {error}"
 
-ON_GPU = os.environ.get("TIGHTROPE_DEVICE") != "cpu" and torch.cuda.is_available()
+ON_GPU = on_gpu()
 KERNELS = "PoPE_pytorch.triton_pope_flash_attn"
 TORCH_EXP_ULP = 20.0  # of the exponential in the CPU's flash attention for float32, by its source
 

@@ -9,7 +9,6 @@ changes no score. On the CPU there are two backends, math and flash; MISSING say
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tightrope import Arithmetic, implements
+from tightrope.adapt import on_gpu
 
 BACKENDS = {
     "math": SDPBackend.MATH,
@@ -27,7 +27,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-ON_GPU = os.environ.get("TIGHTROPE_DEVICE") != "cpu" and torch.cuda.is_available()
+ON_GPU = on_gpu()
 MISSING: dict[str, str] = {} if ON_GPU else dict.fromkeys(
     ("efficient", "cudnn"), "torch has this backend on CUDA devices only"
 )  # fmt: skip

@@ -171,6 +171,16 @@ def _check_call(spec: Contract, fn: Callable[..., Any]) -> None:
         ) from error
 
 
+def placed(told: Any, error: BaseException, impl: Implementation) -> Any:
+    """A failure's text and, if it is of the call and not of a value, where the call is written."""
+    detail = getattr(error, "detail", None)
+    of_the_call = detail is not None and not {"wrong", "share", "of_the_law"} & set(detail)
+    if not of_the_call or not isinstance(told, str) or impl.source in told:
+        return told
+    story, mark, command = told.partition("\n\nreplay: ")
+    return f"{story}\n{impl.source}: called as {impl.contract.signature}{mark}{command}"
+
+
 def registered(module: str | None = None) -> list[Implementation]:
     """Everything registered so far, or what `module` (and the modules below it) registered."""
     found = list(_REGISTERED.values())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tightrope.contract import contract, names
 from tightrope.implementation import Implementation, registered, resolve
@@ -19,6 +20,7 @@ from tightrope.law import Law, strategy
 
 BUNDLED = "tightrope.impls"
 GROUP = "tightrope.impls"
+PEERS = "peers"  # a name for other people's kernels, as many as are installed
 
 
 def chosen(option: Sequence[str], ini: Sequence[str]) -> list[str]:
@@ -30,6 +32,28 @@ def chosen(option: Sequence[str], ini: Sequence[str]) -> list[str]:
         or [entry.value for entry in entry_points(group=GROUP)]
         or [BUNDLED]
     )
+
+
+_own: dict[tuple[str, ...], list[Implementation]] = {}
+
+
+def of_module(state: Any, module: ModuleType) -> list[Implementation]:
+    """What the laws of a test file run for: what its `tightrope_impl` names, or what the run does.
+
+    The variable is a MODULE[:NAME] or a list of them; option and $TIGHTROPE_IMPL go before it, the
+    ini option and entry points behind. state: a `tightrope.session.State`, whose errors are raised.
+    """
+    named, option = getattr(module, "tightrope_impl", None), state.config.option
+    if not named or option.tightrope_impl or os.environ.get("TIGHTROPE_IMPL"):
+        return list(state.subjects())
+    specs = (named,) if isinstance(named, str) else tuple(named)
+    if specs not in _own:
+        others, state.impls, option.tightrope_impl = state.impls, None, list(specs)
+        try:
+            _own[specs] = state.subjects()
+        finally:
+            state.impls, option.tightrope_impl = others, []
+    return _own[specs]
 
 
 def load(module: str) -> ModuleType:
@@ -49,6 +73,21 @@ def load(module: str) -> ModuleType:
     for found in pkgutil.iter_modules(getattr(loaded, "__path__", ())):
         _importing(importlib.import_module, f"{module}.{found.name}")
     return loaded
+
+
+def peers() -> dict[str, str | None]:
+    """Modules of `--impl=peers` -> why it registers nothing or less than it could, None if all."""
+    folder = importlib.import_module(BUNDLED).__path__
+    names = [f.name for f in pkgutil.iter_modules(folder) if f.name.startswith("peer_")]
+    reasons = {n: getattr(load(f"{BUNDLED}.{n}"), "MISSING", None) for n in names}
+    told = {n: "; ".join({*r.values()}) if isinstance(r, dict) else r for n, r in reasons.items()}
+    return {f"{BUNDLED}.{n}": reason or None for n, reason in told.items()}
+
+
+def _registered(name: str) -> list[Implementation]:
+    """What a MODULE, a FILE.py or `peers` registers, imported if need be; raises ImportError."""
+    modules = list(peers()) if name == PEERS else [load(name).__name__]
+    return [impl for module in modules for impl in registered(module)]
 
 
 def _search(folder: str) -> None:
@@ -113,8 +152,7 @@ def under_test(specs: Sequence[str], dtypes: Sequence[str] = ()) -> list[Impleme
     found: dict[tuple[str, str], Implementation] = {}
     for spec in specs:
         name, _, only = spec.partition(":")
-        module = load(name)
-        mine = registered(module.__name__)
+        mine = _registered(name)
         if not mine:
             raise LookupError(
                 f"{name} registers no implementation; decorate a function with @implements"
