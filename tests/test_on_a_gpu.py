@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tightrope.contract import contract
-from tightrope.device import STICKY
+from tightrope.fatal import STICKY
 from tightrope.subjects import under_test
 
 ROOT = Path(__file__).parent.parent

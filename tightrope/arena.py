@@ -31,6 +31,10 @@ LINE = 64  # bytes; inputs and outputs start at a multiple of it, plus their off
 VIEW = "view of "  # a layout "view of k": the leading part of an earlier input, in its memory
 
 
+# A call in the memory of the one before it: what a kernel keeps by address is out of date.
+_last: dict[str, torch.Tensor] = {}
+
+
 class MemoryFault(Violation):
     """The kernel wrote where it must not, or did not write where it must."""
 
@@ -109,20 +113,22 @@ class Arena:
     def upload(self) -> None:
         import torch
 
-        memory = torch.from_numpy(self.before.view(np.int16).copy())
-        self.chunks = [memory.to(self.device)]
+        memory = torch.from_numpy(self.before.view(np.int16))
+        last = _last.get(self.device)
+        if last is None or last.shape != memory.shape:
+            last = _last[self.device] = torch.empty_like(memory, device=self.device)
+        self.chunks = [last.copy_(memory)]
         self.used = [self.inputs_end]
+
+    def asked_for(self, chunk: int, byte: int) -> bool:
+        """Whether the kernel was given this byte in this call."""
+        return any(a.chunk == chunk and a.start <= byte < a.stop for a in self.allocations)
 
     def argument(self, name: str) -> torch.Tensor:
         """The input as a tensor with its layout's strides."""
         section = self.sections[name]
-        return _view(
-            self.chunks[0],
-            section.dtype.name,
-            section.shape,
-            section.placement.strides,
-            section.start,
-        )
+        dtype, strides = section.dtype.name, section.placement.strides
+        return _view(self.chunks[0], dtype, section.shape, strides, section.start)
 
     def allocate(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype

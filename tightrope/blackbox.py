@@ -1,7 +1,8 @@
 """What was about to run, on disk before the launch, so that a killed worker's case is known.
 
 One file a process in the state folder (`.tightrope/`, or $TIGHTROPE_STATE): it is rewritten before
-each launch and emptied after it. A file that is not empty when its process has died names the case.
+each launch, and a line's end is put behind it afterwards. When its process has died, it names the
+case that ran, or else the one that ran last.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from tightrope.implementation import Implementation
 
 _context: dict[str, Any] = {}
+_began = 0.0
+_length = 0  # of the record on disk
 _descriptor: int | None = None
 
 
@@ -51,6 +55,12 @@ def finish() -> None:
         running_file().unlink(missing_ok=True)
 
 
+def begin() -> None:
+    """A law begins; how long it has run tells a hang from a crash."""
+    global _began
+    _began = time.time()
+
+
 def about(**context: Any) -> None:
     """Say what is running (law, drawn values); part of every record until it is said anew."""
     _context.clear()
@@ -59,34 +69,37 @@ def about(**context: Any) -> None:
 
 def record(impl: Implementation, case: Any, **more: Any) -> None:
     """Write the case to disk. One positioned write: a reader only looks once the writer is dead."""
-    global _descriptor
+    global _descriptor, _length
     if _descriptor is None:
         _descriptor = os.open(running_file(), os.O_RDWR | os.O_CREAT, 0o644)
     words = frozen.text({
-        **_context,
+        **_context, "began": _began,
         "contract": impl.contract_name, "implementation": impl.name, "module": impl.module,
         "source": impl.source, "case": impl.contract.to_json(case), **more,
     }).encode()  # fmt: skip
     os.pwrite(_descriptor, words, 0)
     os.ftruncate(_descriptor, len(words))
+    _length = len(words)
 
 
 def clear() -> None:
+    """The launch is over: the case stays, as the last one that ran."""
     if _descriptor is not None:
-        os.ftruncate(_descriptor, 0)
+        os.pwrite(_descriptor, b"\n", _length)
 
 
 def lost(impl: Implementation, case: Any, error: BaseException) -> None:
-    """The device is gone: keep the case and, in a worker, make room for a fresh one."""
-    record(impl, case, error=str(error).splitlines()[0])
+    """Nothing here can be trusted: keep the case and, in a worker, make room for a fresh one."""
+    record(impl, case, error=str(error), kind=type(error).__name__)
     if worker() != "main":
         os._exit(70)
 
 
-def last(name: str, run: str) -> Mapping[str, Any] | None:
-    """What a dead worker of a run was running, or None."""
+def last(name: str, run: str, over: bool = False) -> Mapping[str, Any] | None:
+    """What a dead worker of a run was running or, if `over`, had run last; or None."""
     try:
-        return json.loads(running_file(name, run).read_text())
+        words = running_file(name, run).read_text()
+        return json.loads(words) if words.endswith("\n") == over else None
     except (OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""The command line: `tightrope run | list | replay | doctor | bench`."""
+"""The command line: `tightrope run | init | list | replay | doctor | bench | report | audit`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tightrope import __version__, workers
+from tightrope import __version__, audit, gate, init, report_writer, workers
 from tightrope.profiles import PROFILES, patience, positive
 
 LAWS = "tightrope.properties"
+RESTARTS = 1000  # workers: a kernel may crash under every law, and all of them are to be told
 INTERPRETER_SECONDS = 60.0  # what `dev` may take where kernels are interpreted
 
 
@@ -51,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         "of their operation, and shows the smallest case on which one fails.",
     )
     top.add_argument("--version", action="version", version=f"tightrope {__version__}")
-    verbs = top.add_subparsers(required=True, metavar="run | list | replay | doctor | bench")
+    known = "run | init | list | replay | doctor | bench | report | audit"
+    verbs = top.add_subparsers(required=True, metavar=known)
     behind = "Options of pytest go behind `--`: tightrope run -- --junitxml=junit.xml"
     about = "check implementations against every law of their contracts"
     run = verbs.add_parser("run", help=about, description=about.capitalize() + ".", epilog=behind)
@@ -74,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         "-k", dest="keyword", metavar="EXPRESSION", help="only matching laws (pytest's -k)"
     )
     run.add_argument("--seed", type=int, metavar="N", help="Hypothesis's seed")
+    gate.options(run)
+    report_writer.verb(verbs)
     again = "run the failures of a report again, exactly"
     replay = verbs.add_parser(
         "replay", help=again, description=again.capitalize() + ".", epilog=behind
@@ -83,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--only", default="", metavar="TEXT", help="only failures whose name contains TEXT"
     )
+    replay.add_argument("--script", metavar="DIR", help="write a script that needs no tightrope")
     for verb in (run, replay):
         verb.add_argument(
             "--dtype", action="append", default=[], metavar="DTYPE",
@@ -100,14 +105,15 @@ def _parser() -> argparse.ArgumentParser:
             help="processes (default: one a core, at most 16); 0: this one, where nothing outlives "
             "a kernel that crashes or hangs",
         )  # fmt: skip
+    init.verb(verbs)
     listing = verbs.add_parser("list", help="contracts, implementations and their limits")
     listing.set_defaults(do=do_list)
     for verb in (run, replay, listing):
         verb.add_argument(
             "--impl", action="append", default=[], metavar="WHAT",
             help="what is under test: MODULE (acme_adapter), FILE.py (path/acme_adapter.py), or "
-            "MODULE:NAME for one of its implementations; repeatable (default: $TIGHTROPE_IMPL, "
-            "installed entry points, or the bundled kernels)",
+            "MODULE:NAME for one of its implementations, or peers (other people's); repeatable ("
+            "default: $TIGHTROPE_IMPL, installed entry points, or the bundled kernels)",
         )  # fmt: skip
     doctor = verbs.add_parser("doctor", help="what this machine can and cannot prove")
     doctor.set_defaults(do=do_doctor)
@@ -129,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", metavar="SHAPE", help="only shapes that start so, such as 1x8x4096x64"
     )
     bench.set_defaults(do=do_bench)
+    audit.add_command(verbs)
     return top
 
 
@@ -153,6 +160,7 @@ def do_run(options: argparse.Namespace) -> int:
         command.append(f"--tightrope-report={options.report}")
     if options.keyword:
         command += ["-k", options.keyword]
+    command += gate.words(options)
     if options.seed is not None:
         if options.profile == "ci":
             raise ValueError("--seed has no effect under --profile=ci, which is derandomized")
@@ -163,6 +171,10 @@ def do_run(options: argparse.Namespace) -> int:
 def do_replay(options: argparse.Namespace) -> int:
     from tightrope.replay import read, targets
 
+    if options.script:
+        from tightrope.replay_script import do_script
+
+        return do_script(options)
     specs, homes = targets(read(options.file, options.only))
     options.impl = options.impl or specs
     options.workers = options.workers or 0
@@ -195,7 +207,7 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     profile = getattr(options, "profile", "dev")
     count = workers.workers() if options.workers is None else options.workers
     if count > 0:
-        command += ["-n", str(count)]
+        command += ["-n", str(count), f"--max-worker-restart={RESTARTS}"]
     seconds = patience(profile, getattr(options, "examples", None))
     command += [f"--timeout={seconds}", "--timeout-method=thread"]
     command += [f"--tightrope-impl={i}" for i in options.impl]

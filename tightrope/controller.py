@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tightrope import blackbox
+from tightrope.deaths import death
 from tightrope.frozen import text
 from tightrope.plugin import STATE
 from tightrope.results import SCHEMA, keep
+from tightrope.selection import QUARANTINED, expected, skipped
 
 REWRITE = 5.0  # seconds between two writes of a growing report
+RUN = ("profile", "examples", "max-seconds", "shard", "dtype")  # options that a report tells
 
 
 class Controller:
@@ -27,6 +31,10 @@ class Controller:
         self.path = config.getoption("--tightrope-report")
         self.written = time.monotonic()
         self.trouble: OSError | None = None
+        self.status = "running"
+        self.unmatched: list[str] = []
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _interrupt)  # an end like Ctrl-C's, with a report
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -34,39 +42,48 @@ class Controller:
             node.workerinput["tightrope_end"] = self.state.end
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        output = getattr(node, "workeroutput", None) or {}
+        self.unmatched = output.get("tightrope_unmatched", self.unmatched)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
-        """A worker died: say which case it was running."""
-        node = report.node
-        case = blackbox.last(node.gateway.id, node.workerinput["testrunuid"])
-        if case is None:
+        """A worker died: say what of, and which case it was running."""
+        if "[" not in crashitem:  # no law, but a test of the user's
             return
-        key = case.get("key") or _key(crashitem)
-        message = case.get("error") or "the process died"
-        data = {
-            "key": key, "home": case.get("home", ""), "law": case.get("law", ""),
-            "contract": case["contract"], "implementation": case["implementation"],
-            "module": case["module"], "source": case["source"],
-            "dtype": case["case"].get("dtype", ""), "outcome": "failed", "cases": 1,
-            "failure": {
-                "kind": "Crash", "message": message, "detail": {},
-                "drawn": case.get("drawn", {"case": {"case": case["case"]}}),
-            },
-        }  # fmt: skip
-        self.results[key] = data
-        told = f"{message}\n  case = {case['case']}\n{keep(key, data)}"
-        report.longrepr = f"{report.longrepr}\n{told}"
+        data = death(_key(crashitem), report.node, _patience(self.config))
+        self.keep(data)
+        lines = [report.longrepr, f"{data['failure']['kind']}: {data['failure']['message']}"]
+        if data["failure"]["drawn"]:
+            case = data["failure"]["drawn"]["case"]["case"]
+            lines += [f"  case = {case}", keep(data["key"], data)]
+        report.longrepr = "\n".join(lines)
+        report.user_properties = [("tightrope", text(data))]
+        expected(self.state.known, data["key"], report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "setup" and report.skipped and "law" in report.keywords:
-            self.results[_key(report.nodeid)] = {"outcome": "not applicable"}
+            why = skipped(report)
+            quarantined = why.startswith(QUARANTINED)
+            self.results[_key(report.nodeid)] = (
+                {"outcome": "quarantined", "reason": why.removeprefix(QUARANTINED)}
+                if quarantined
+                else {"outcome": "not applicable"}
+            )
         if report.when != "call":
             return
         for name, value in report.user_properties:
             if name == "tightrope":
-                data = json.loads(str(value))
-                self.results[data["key"]] = data
+                self.keep(json.loads(str(value)))
         if self.path and time.monotonic() - self.written > REWRITE:
             self.try_to_write()
+
+    def keep(self, data: dict[str, Any]) -> None:
+        """One law's result, and whether its failure was known beforehand."""
+        why = self.state.known.why(data["key"])
+        if why and data["outcome"] == "failed":
+            data["known"] = why
+        self.results[data["key"]] = data
 
     def prove_writable(self) -> None:
         """Raise UsageError at the start of a run whose report could not be written at its end."""
@@ -83,47 +100,93 @@ class Controller:
         except OSError as error:
             self.trouble = error
 
-    def write(self) -> None:
+    def report(self) -> dict[str, Any]:
         from tightrope.environment import environment
 
-        report = {
-            "schema": SCHEMA,
-            "environment": environment(),
-            "seconds": round(time.time() - self.state.started, 1),
-            "results": self.results,
-        }
-        blackbox.write_atomically(Path(self.path), text(report, indent=1) + "\n")
+        option = self.config.getoption
+        run = {name: option(f"--tightrope-{name}") for name in RUN}
+        run["shard"] = "/".join(map(str, self.state.part)) if self.state.part else None
+        run["dtype"] = " ".join(run["dtype"]) or None
+        run |= {"seed": option("hypothesis_seed", None), "select": option("keyword") or None}
+        return {
+            "schema": SCHEMA, "status": self.status, "run": run, "environment": environment(),
+            "seconds": round(time.time() - self.state.started, 1), "results": self.results,
+        }  # fmt: skip
+
+    def write(self) -> None:
+        blackbox.write_atomically(Path(self.path), text(self.report(), indent=1) + "\n")
         self.written = time.monotonic()
+
+    def changes(self) -> list[Any]:
+        """What changed since the baseline (tightrope.baseline.Change); nothing without one."""
+        if not self.state.base:
+            return []
+        from tightrope.baseline import compare
+
+        growth = self.config.getoption("--tightrope-growth")
+        return compare(self.state.base, self.report(), growth, self.state.part)
+
+    def stale(self) -> list[str]:
+        """Entries of the list of known failures that match nothing here."""
+        narrowed = self.config.getoption("--tightrope-dtype")
+        return [] if narrowed else self.unmatched or self.state.known.unmatched
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.results:
-            from tightrope.tables import summary
+            from tightrope.tables import shown, summary
 
+            color = terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False
             terminalreporter.section("tightrope")
-            for line in summary(
-                self.results,
-                terminalreporter.isatty if hasattr(terminalreporter, "isatty") else False,
-            ):
+            lines = summary(self.results, color)
+            if self.state.base:
+                from tightrope import baseline
+
+                path, changes = self.config.getoption("--tightrope-baseline"), self.changes()
+                lines += shown([baseline.table(changes, path)], color)
+                lines += baseline.versions(self.state.base, self.report())
+            for line in lines:
                 terminalreporter.write_line(line)
         for name in self.state.lost:
             terminalreporter.write_line(f"not replayed, no such law or subject here: {name}")
+        for told in self.stale():
+            terminalreporter.write_line(told)
         if self.path:
             trouble = f" could not be written: {self.trouble}" if self.trouble else ""
             terminalreporter.write_line(f"report: {self.path}{trouble}")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        stopped = session.shouldfail or session.shouldstop or exitstatus in (2, 3)
+        self.status = "interrupted" if stopped else "complete"
         if self.path:
             self.try_to_write()
+        if session.exitstatus == 0:
+            session.exitstatus = self.verdict()
+
+    def verdict(self) -> pytest.ExitCode:
+        """The status of a run in which no test failed."""
         ran = [r for r in self.results.values() if r["outcome"] in ("passed", "failed")]
-        if session.exitstatus == 0 and self.trouble:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif session.exitstatus == 0 and self.results and not ran:
-            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # out of time, or all n/a
         interpreted = any(r.get("device", "").startswith("Triton interpreter") for r in ran)
         need = self.config.getoption("--tightrope-require-gpu")
-        if need and session.exitstatus == 0 and (interpreted or not ran):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        worse = any(change.worse for change in self.changes()) or self.stale()
+        if self.trouble or worse:
+            return pytest.ExitCode.TESTS_FAILED
+        if self.results and not ran:
+            return pytest.ExitCode.NO_TESTS_COLLECTED  # out of time, or all n/a
+        wrong = need and (interpreted or not ran)
+        return pytest.ExitCode.TESTS_FAILED if wrong else pytest.ExitCode.OK
+
+
+def _patience(config: pytest.Config) -> float:
+    """Seconds after which pytest-timeout ends a law; 0 without it."""
+    try:
+        return float(config.getoption("timeout", None) or config.getini("timeout") or 0)
+    except ValueError:  # an ini option of a plugin that is not loaded
+        return 0.0
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _key(nodeid: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -16,7 +15,10 @@ from tightrope import blackbox, compiles
 from tightrope.arena import Arena, MemoryFault, where_unwritten
 from tightrope.arithmetic import Device
 from tightrope.budget import Violation
+from tightrope.fatal import fatal
 from tightrope.formats import FORMATS, Array
+from tightrope.memory_limit import prove_within
+from tightrope.surroundings import kept
 from tightrope.verdict import element
 from tightrope.watcher import watcher
 
@@ -24,16 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from tightrope.implementation import Implementation
-
-STICKY = re.compile(
-    r"illegal memory access|misaligned address|device-side assert|unspecified launch failure|"
-    r"illegal instruction|hardware stack error|invalid program counter|illegal address",
-    re.IGNORECASE,
-)
-
-
-class DeviceLost(RuntimeError):
-    """A CUDA error after which no kernel of this process can be trusted."""
 
 
 def prepare(kind: str | None = None) -> Device:
@@ -109,17 +101,20 @@ def run(
     """Call an implementation on a case inside an arena; output name -> NumPy array.
 
     layouts: argument -> layout name, in place of the case's (an empty mapping: all contiguous).
-    Raises MemoryFault (guard bands, changed inputs, unwritten outputs), Violation (wrong outputs by
-    count, type, device or kind of dtype), DeviceLost, and whatever the implementation raises.
+    Raises MemoryFault (guard bands, changed inputs, unwritten outputs), GlobalState, Violation
+    (wrong outputs by count, type, device or kind of dtype), DeviceLost, MemoryLimit, and whatever
+    the implementation raises.
     """
     blackbox.record(impl, case)
     try:
         where = impl.contract.layouts(case) if layouts is None else layouts
         outputs = _launch(impl, case, Arena(inputs, where, current().kind))
+        prove_within()
     except Exception as error:
-        if STICKY.search(str(error)):
-            blackbox.lost(impl, case, error)
-            raise DeviceLost(str(error).splitlines()[0]) from error
+        end = fatal(error)
+        if end is not None:
+            blackbox.lost(impl, case, end)
+            raise end from error
         blackbox.clear()
         raise
     blackbox.clear()
@@ -145,7 +140,7 @@ def _call(
     impl: Implementation, arena: Arena, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
     try:
-        with watcher()(arena):
+        with kept(impl.name), watcher()(arena):
             return impl.fn(*arguments, **options)
     except BaseException as error:
         if type(error).__name__ in ("SkipTest", "Skipped", "UnsatisfiedAssumption"):
@@ -162,9 +157,9 @@ def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Te
     names = impl.outputs
     values = returned if isinstance(returned, tuple | list) else (returned,)
     if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
-        raise Violation(
-            f"{impl.name} returned {_counted(returned)}, expected {len(names)}: {', '.join(names)}"
-        )
+        told = f"{_counted(returned)}, expected {len(names)}: {', '.join(names)}"
+        told += " (in place too they are returned)" if returned is None else ""
+        raise Violation(f"{impl.name} returned {told}")
     for name, value in zip(names, values, strict=True):
         kind, place = str(value.dtype).removeprefix("torch."), value.device.type
         if kind not in FORMATS or place != home or value.layout is not torch.strided:
@@ -198,11 +193,16 @@ def _fetch(
                 f"in place, {name} must be the argument {argument} itself", law="memory"
             )
     elif home is not None and home[0] == 0 and home[1] < arena.inputs_end and tensor.numel():
+        owner = [n for n, section in arena.sections.items() if section.start <= home[1]][-1:]
         raise MemoryFault(
-            f"{name} shares memory with an input, but the call is not in place", law="memory"
+            f"{name} shares memory with an input ({', '.join(owner)}), "
+            "but the call is not in place",
+            law="memory",
         )
     if home is None:
-        return to_numpy(tensor)
+        return to_numpy(tensor).copy()  # the kernel may keep its memory and write there again
+    if argument is None and tensor.numel() and not arena.asked_for(*home):
+        raise MemoryFault(f"{name} lies in the memory of an earlier call's result", law="memory")
     dtype, (chunk, byte) = numpy_dtype(tensor), home
     strides = tuple(s * dtype.itemsize for s in tensor.stride())
     array = np.ndarray(tuple(tensor.shape), dtype, blocks[chunk], byte, strides).copy()

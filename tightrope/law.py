@@ -12,7 +12,7 @@ from tightrope import blackbox, ledger
 from tightrope.budget import Violation
 from tightrope.frozen import freeze
 from tightrope.profiles import PROFILES
-from tightrope.verdict import judge
+from tightrope.verdict import judge, terms_at
 
 chosen: dict[str, Any] = {
     **PROFILES["dev"],
@@ -140,7 +140,7 @@ def check(name: str, actual: Any, budget: Any, exact: Any = None) -> float:
     __tracebackhide__ = True
     verdict = judge(name, actual, budget, exact)
     book = ledger.opened()
-    book.spend(name, verdict.share)
+    book.spend(name, verdict.share, lambda: terms_at(budget, verdict.worst))
     book.settled += verdict.settled
     if not verdict.ok:
         raise Violation(verdict.message, **verdict.detail)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import unittest
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,9 @@ class Ledger:
     """cases: how many were run. empty: of these, without an element to judge.
 
     informative / uninformative: cases whose budget rejects / accepts a null model.
-    worst: output -> (share, drawn). covered: field -> value -> how many cases.
+    worst: output -> (share, drawn). terms: output -> the budget of that element, term by term.
+    covered: field -> value -> how many cases. again: output -> share on the case on which a
+    baseline spent most. quarantine: entries (tightrope.known) whose cases are not run.
     """
 
     key: str = ""  # of the test, see tightrope.plugin.key
@@ -41,24 +44,39 @@ class Ledger:
     uninformative: int = 0
     settled: int = 0
     worst: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    terms: dict[str, Mapping[str, float]] = field(default_factory=dict)
     covered: dict[str, Counter[str]] = field(default_factory=dict)
+    again: dict[str, float] = field(default_factory=dict)
+    quarantine: Sequence[Any] = ()
+    quarantined: int = 0
     failing: dict[str, Any] | None = None  # what was drawn when the law failed last
     failures: set[str] = field(default_factory=set)  # all that was drawn when it failed, as text
     shrink_until: float = math.inf
     out_of_time: bool = False
     diagnosis: str = ""
+    draws: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
 
     def begin(self, drawn: dict[str, Any]) -> None:
-        """Count one case and the values of its fields."""
+        """Count one case and the values of its fields; Hypothesis is told of one in quarantine."""
+        case = drawn.get("case")
+        if any(entry.holds(case) for entry in self.quarantine):
+            from hypothesis import reject
+
+            self.quarantined += 1
+            reject()
         self.drawn = drawn
         self.cases += 1
-        case = drawn.get("case")
+        self.draws.update(repr(drawn).encode())
         for axis in self.axes:
             self.covered.setdefault(axis, Counter())[str(getattr(case, axis))] += 1
 
-    def spend(self, output: str, share: float) -> None:
-        if share >= self.worst.get(output, (-1.0, {}))[0]:
+    def spend(
+        self, output: str, share: float, terms: Callable[[], Mapping[str, float]] | None = None
+    ) -> None:
+        """Note an output's share of its budget, and whose the budget is if none spent more yet."""
+        if share > self.worst.get(output, (-1.0, {}))[0]:
             self.worst[output] = (share, self.drawn)
+            self.terms[output] = terms() if terms else {}
 
     def fail(self) -> None:
         """What is drawn fails the law; under a deadline the time to shrink starts to run."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import pytest
 
-from tightrope.profiles import PROFILES, positive
+from tightrope.memory_limit import gibibytes
+from tightrope.profiles import GROWTH, PROFILES, growth, positive
+from tightrope.shard import shard
 
 
 def dtype(name: str) -> str:
@@ -71,6 +74,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--tightrope-replay", metavar="FILE", help="run exactly the failures recorded in FILE")
     add("--tightrope-only", default="", metavar="TEXT",
         help="replay only failures whose name contains TEXT")  # fmt: skip
+    _add_gate(add)
     parser.addini(
         "tightrope_impl", "modules whose implementations are under test", type="args", default=[]
+    )
+
+
+def _add_gate(add: Callable[..., None]) -> None:
+    """What may fail, what it may cost, and which part runs."""
+    add(
+        "--tightrope-baseline",
+        metavar="FILE",
+        help="fail on what got worse since the report FILE: failures, shares, coverage",
+    )
+    add(
+        "--tightrope-growth",
+        type=growth,
+        default=GROWTH,
+        metavar="F",
+        help=f"a share may grow by this factor over the baseline's (default {GROWTH:g})",
+    )
+    add(
+        "--tightrope-known",
+        metavar="FILE",
+        help="failures that are known (TOML), strict: one that no longer fails is an error",
+    )
+    add(
+        "--tightrope-shard",
+        type=shard,
+        metavar="I/N",
+        help="run part I of N; together they run every law once",
+    )
+    add(
+        "--tightrope-memory-limit",
+        type=gibibytes,
+        metavar="GIB",
+        help="end a process that holds more of the host's memory",
     )

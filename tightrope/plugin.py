@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tightrope.options import pytest_addoption as pytest_addoption
+from tightrope.selection import choose, expected, is_law
 from tightrope.session import State, home, key
 
 
@@ -76,10 +77,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     law = getattr(metafunc.function, "tightrope_law", None)
     if law is None or "impl" not in metafunc.fixturenames:
         return
-    from tightrope.subjects import subjects
+    from tightrope.subjects import of_module, subjects
 
     state = metafunc.config.stash[STATE]
-    impls = state.subjects()
+    impls = of_module(state, metafunc.module)
     found = subjects(law, impls, metafunc.config.getoption("--tightrope-dtype"), state.device.kind)
     params = []
     for name, impl in found:
@@ -94,10 +95,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 MAIN = "test_matches_oracle"
-
-
-def is_law(item: pytest.Item) -> bool:
-    return getattr(getattr(item, "function", None), "tightrope_law", None) is not None
 
 
 def _is_main(item: pytest.Item) -> bool:
@@ -119,6 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[STATE].lost = [k for k in recorded if k not in found]
         _check_recorded(recorded, found)
         wanted = list(found.values())
+    else:
+        wanted = choose(config.stash[STATE], wanted)
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[i for i in items if i not in wanted])
         items[:] = wanted
@@ -153,7 +152,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     from hypothesis.errors import Flaky
 
-    from tightrope import ledger
+    from tightrope import blackbox, ledger
+    from tightrope.baseline import run_again
     from tightrope.frozen import text
     from tightrope.results import result
 
@@ -161,12 +161,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     impl: Any = pyfuncitem.funcargs["impl"]
     book = ledger.Ledger(
         key=key(pyfuncitem), home=home(pyfuncitem), axes=impl.contract.axes,
-        deadline=state.deadline(), end=state.end,
+        deadline=state.deadline(), end=state.end, quarantine=state.known.cases(key(pyfuncitem)),
     )  # fmt: skip
+    blackbox.begin()
     token = ledger._open.set(book)
     failure: BaseException | None = None
     try:
         try:
+            law, was = pyfuncitem.function.tightrope_law, state.was(book.key)
+            if was.get("outcome") == "passed" and was["device"] == state.device.name:
+                run_again(law, impl, was, book)
             outcome = yield
         except ledger.OutOfTime:
             outcome = True
@@ -192,10 +196,21 @@ def pytest_runtest_makereport(
     """A violated law reads as a finding, not as a traceback."""
     report = yield
     if call.when == "call" and call.excinfo is not None and is_law(item):
+        from tightrope.implementation import placed
         from tightrope.results import explain
 
-        report.longrepr = explain(item, call.excinfo, report)
+        told = explain(item, call.excinfo, report)
+        impl: Any = getattr(item, "funcargs", {})["impl"]
+        report.longrepr = placed(told, call.excinfo.value, impl)
+    if call.when == "call" and is_law(item):
+        expected(item.config.stash[STATE].known, key(item), report)
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        unmatched = session.config.stash[STATE].known.unmatched
+        session.config.workeroutput["tightrope_unmatched"] = unmatched
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -11,10 +11,19 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 HANG, PATIENCE = 300, 3  # seconds at least, and seconds for each example
 
+GROWTH = 2.0  # one bit, by which a share may grow over a baseline's
+
 
 def patience(profile: str, examples: int | None = None) -> int:
     """Seconds after which a law of so many examples is ended."""
     return max(HANG, PATIENCE * (examples or PROFILES[profile]["max_examples"]))
+
+
+def growth(text: str) -> float:
+    """An option's factor, at least 1; raises ValueError."""
+    if not 1 <= float(text) < float("inf"):
+        raise ValueError(text)
+    return float(text)
 
 
 def positive(text: str) -> int:

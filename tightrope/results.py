@@ -42,7 +42,11 @@ def result(
         "informative": book.informative, "uninformative": book.uninformative,
         "settled": book.settled,
         "out_of_time": book.out_of_time, "compiles": count(), "device": current().name,
-        "worst": {o: {"share": s, "drawn": _frozen(d)} for o, (s, d) in book.worst.items()},
+        "worst": {
+            o: {"share": s, "drawn": _frozen(d), "terms": book.terms[o]}
+            for o, (s, d) in book.worst.items()
+        },
+        "draws": book.draws.hexdigest(), "again": book.again, "quarantined": book.quarantined,
         "covered": {axis: dict(values) for axis, values in book.covered.items()},
     }  # fmt: skip
     if failure is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tightrope import known, memory_limit
 
 MARGIN = 7.0  # seconds of --max-seconds kept for start-up of the last law and for the report
 
@@ -31,6 +34,17 @@ class State:
         if self.end is None and seconds:
             began = float(os.environ.get("TIGHTROPE_BEGAN", self.started))
             self.end = began + max(1.0, seconds - MARGIN)
+        self.part = config.getoption("--tightrope-shard")
+        self.base = _read(config, "--tightrope-baseline", _baseline)
+        entries = _read(config, "--tightrope-known", known.read) or ()
+        old = self.base["results"] if self.base else {}
+        failing = frozenset(k for k, r in old.items() if r["outcome"] == "failed")
+        self.known = known.Known(entries, failing)
+
+    def was(self, key: str) -> dict[str, Any]:
+        """What the baseline found for a law; empty without one."""
+        found: dict[str, Any] = self.base["results"].get(key, {}) if self.base else {}
+        return found
 
     def prove_usable(self) -> None:
         """Raise UsageError for what no law can run without; bundled kernels are not loaded here."""
@@ -67,6 +81,7 @@ class State:
             except (ImportError, LookupError, ValueError, RuntimeError) as error:
                 raise pytest.UsageError(str(error)) from error
             self.device = device
+            memory_limit.apply(option("--tightrope-memory-limit"), virtual=device.kind == "cpu")
         return self.impls
 
     def deadline(self) -> float | None:
@@ -75,6 +90,21 @@ class State:
             return None
         left = max(1.0, self.laws / self.workers - self.done)
         return time.time() + max(0.0, self.end - time.time()) / left
+
+
+def _baseline(path: str) -> dict[str, Any]:
+    from tightrope.baseline import read  # with NumPy behind it
+
+    return read(path)
+
+
+def _read(config: pytest.Config, option: str, reader: Callable[[str], Any]) -> Any:
+    """What stands in the file that an option names; None without it."""
+    path = config.getoption(option)
+    try:
+        return reader(path) if path else None
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"{option}={path}: {error}") from None
 
 
 def _file(item: Any) -> Path:

@@ -9,26 +9,34 @@ from typing import Any
 
 from tightrope.contract import contract
 from tightrope.limits import describe
+from tightrope.report import by_contract
 
 Results = Mapping[str, Mapping[str, Any]]
 
 
 def summary(results: Results, color: bool) -> list[str]:
     """Lines to print: one matrix a contract, then the grid of what was and was not covered."""
+    found: list[Any] = []
+    for name, mine in by_contract(results.values()).items():
+        found += [matrix(name, mine), grid(name, mine)]
+    return shown([*found, *notes(results)], color)
+
+
+def shown(things: Iterable[Any], color: bool) -> list[str]:
+    """What rich prints of tables and plain lines."""
     from rich.console import Console
 
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=120, force_terminal=color, no_color=not color, highlight=False
     )
-    ran = [r for r in results.values() if "contract" in r]
-    for name in dict.fromkeys(r["contract"] for r in ran):
-        mine = [r for r in ran if r["contract"] == name]
-        console.print(matrix(name, mine))
-        console.print(grid(name, mine))
-    for line in notes(results):
-        console.print(line, markup=False)
+    for thing in things:
+        console.print(thing, markup=not isinstance(thing, str))
     return buffer.getvalue().splitlines()
+
+
+STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "dim": "dim"}
+Cells = Mapping[str, Mapping[str, list[Mapping[str, Any]]]]
 
 
 def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
@@ -40,17 +48,26 @@ def matrix(name: str, results: list[Mapping[str, Any]]) -> Any:
         title=f"{name}: result, cases, informative, worst share of budget", title_justify="left"
     )
     table.add_column("law", overflow="fold")
-    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for r in results:
-        cells[r["law"]][r["implementation"]].append(r)
-    impls = list(dict.fromkeys(r["implementation"] for r in results))
+    impls, cells = cross(results)
     for impl in impls:
         table.add_column(escape(impl) + ("*" if _stranger(results, impl) else ""))
     for law in cells:
-        table.add_row(
-            law.removeprefix("test_").replace("_", " "), *(cell(cells[law][i]) for i in impls)
-        )
+        table.add_row(law_words(law), *(cell(cells[law][i]) for i in impls))
     return table
+
+
+def cross(results: Iterable[Mapping[str, Any]]) -> tuple[list[str], Cells]:
+    """Implementations in order, and law -> implementation -> results, all dtypes of it."""
+    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    impls: dict[str, None] = {}
+    for r in results:
+        cells[r["law"]][r["implementation"]].append(r)
+        impls[r["implementation"]] = None
+    return list(impls), cells
+
+
+def law_words(law: str) -> str:
+    return law.removeprefix("test_").replace("_", " ")
 
 
 def _stranger(results: Iterable[Mapping[str, Any]], impl: str) -> bool:
@@ -58,25 +75,47 @@ def _stranger(results: Iterable[Mapping[str, Any]], impl: str) -> bool:
 
 
 def cell(results: list[Mapping[str, Any]]) -> str:
-    """One cell: all dtypes of one law on one implementation."""
+    """One cell in rich's markup."""
+    styled = ((STYLES.get(kind), text) for kind, text in pieces(results))
+    return " ".join(f"[{style}]{text}[/{style}]" if style else text for style, text in styled)
+
+
+def pieces(results: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(kind, text) pieces of a cell, all dtypes of one law on one implementation.
+
+    kind: good, bad, warn, dim or nothing.
+    """
     if not results:
-        return "[dim]n/a[/dim]"
-    failed = [r["dtype"] for r in results if r["outcome"] == "failed"]
-    cases = sum(r["cases"] for r in results)
-    if failed:
-        return f"[bold red]FAIL[/bold red] {', '.join(failed)}"
-    if not cases:
-        return "[yellow]not run[/yellow]"
-    judged = [(r.get("informative", 0), r.get("uninformative", 0)) for r in results]
+        return [("dim", "n/a")]
+    failed = [r for r in results if r["outcome"] == "failed"]
+    known = [r["dtype"] for r in failed if r.get("known")]
+    told = [("warn", f"known: {', '.join(known)}")] if known else []
+    if len(known) < len(failed):
+        named = [kinds(r) for r in failed if not r.get("known")]
+        return [("bad", "FAIL"), ("", ", ".join(named)), *told]
+    held = [r for r in results if r["outcome"] != "failed"]
+    if not any(r["cases"] for r in held):
+        return told or [("warn", "not run")]
+    judged = [(r.get("informative", 0), r.get("uninformative", 0)) for r in held]
     informative, uninformative = sum(a for a, _ in judged), sum(b for _, b in judged)
-    shares = [w["share"] for r in results for w in r.get("worst", {}).values()]
-    text = f"[green]ok[/green] {cases}"
+    shares = [float(w["share"]) for r in held for w in r.get("worst", {}).values()]
+    text = f"{sum(r['cases'] for r in held)}"
     if informative + uninformative:
         text += f" {informative / (informative + uninformative):.0%}"
     if shares:
         text += f" {max(shares):.2f}"
-    missed = [r["dtype"] for r in results if not r["cases"]]
-    return text + (f" [yellow]not run: {', '.join(missed)}[/yellow]" if missed else "")
+    missed = [r["dtype"] for r in held if not r["cases"]]
+    told += [("warn", f"not run: {', '.join(missed)}")] if missed else []
+    return [("good", "ok"), ("", text), *told]
+
+
+def kinds(result: Mapping[str, Any]) -> str:
+    """A failed result's dtype, and what ended it if that was no wrong value."""
+    kind = result.get("failure", {}).get("kind", "")
+    return result["dtype"] + (f" ({kind})" if kind in ENDED else "")
+
+
+ENDED = ("Crash", "DeviceLost", "Hang", "MemoryLimit", "GlobalState")
 
 
 def grid(name: str, results: list[Mapping[str, Any]]) -> Any:
@@ -134,11 +173,21 @@ def not_applicable(results: Results) -> list[str]:
     lines = []
     for (name, impl), laws in left.items():
         words = [
-            law.removeprefix("test_").replace("_", " ")
-            + (f" ({', '.join(dtypes)})" if (law, name, impl) in ran else "")
+            law_words(law) + (f" ({', '.join(dtypes)})" if (law, name, impl) in ran else "")
             for law, dtypes in laws.items()
         ]
         lines.append(f"{name}: not applicable to {impl}: {', '.join(words)}")
+    return lines
+
+
+def quarantined(results: Results) -> list[str]:
+    """A line for each law, and for each law's cases, that is kept from running."""
+    lines = []
+    for key, r in results.items():
+        if r["outcome"] == "quarantined":
+            lines.append(f"quarantined, not run: {key}: {r['reason']}")
+        elif r.get("quarantined"):
+            lines.append(f"quarantined, not run: {r['quarantined']} cases of {key}")
     return lines
 
 
@@ -152,6 +201,7 @@ def notes(results: Results) -> list[str]:
         + (f"; at most {compiles} kernels compiled in one process" if compiles else "")
     ]  # fmt: skip
     lines += not_applicable(results)
+    lines += quarantined(results)
     if any(r.get("stranger") for r in results.values()):
         lines.append(
             "* promises no arithmetic: held to the worst case of an honest float32 kernel only"

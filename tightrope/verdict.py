@@ -75,7 +75,7 @@ def _verdict(
     index = [int(i) for i in np.unravel_index(worst, budget.expected.shape)]
     out, x = float(widen(actual).ravel()[worst]), float(budget.expected.ravel()[worst])
     bound = float(budget.bound.ravel()[worst])
-    terms = {k: _at(t, budget.expected.shape, worst) for k, t in budget.terms.items()}
+    terms = terms_at(budget, worst)
     digits = f"{x:.17g} (float64)" if value is None else decimal(value)
     lines = [
         f"{element(name, index)} = {out:.9g} ({budget.dtype}), exact value {digits}",
@@ -103,6 +103,13 @@ def _verdict(
         "wrong": int(wrong), "size": int(budget.expected.size),
     }  # fmt: skip
     return Verdict(False, float(share[worst]), worst, int(wrong), settled, "\n".join(lines), detail)
+
+
+def terms_at(budget: Budget, flat: int | None) -> dict[str, float]:
+    """The budget of one element, term by term; nothing for None."""
+    if flat is None:
+        return {}
+    return {k: _at(t, budget.expected.shape, flat) for k, t in budget.terms.items()}
 
 
 def element(name: str, index: Iterable[int]) -> str:

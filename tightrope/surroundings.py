@@ -1,0 +1,68 @@
+"""What a call must leave as it was: torch's settings, which every later call of a process reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from tightrope.budget import Violation
+
+Setting = tuple[str, Callable[[], Any], Callable[[Any], Any]]
+
+
+class GlobalState(Violation):
+    """The kernel changed what belongs to the whole process."""
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """(name, getter, setter) of what is watched; CUDA's if it has been started."""
+    import torch
+
+    found: list[Setting] = [
+        ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ("default device", torch.get_default_device, torch.set_default_device),
+        ("deterministic algorithms", torch.are_deterministic_algorithms_enabled,
+         torch.use_deterministic_algorithms),
+        ("recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+        ("precision of float32 products", torch.get_float32_matmul_precision,
+         torch.set_float32_matmul_precision),
+        ("number of threads", torch.get_num_threads, torch.set_num_threads),
+        ("seed", torch.initial_seed, torch.manual_seed),
+    ]  # fmt: skip
+    if torch.cuda.is_initialized():
+        found += [
+            ("current GPU", torch.cuda.current_device, torch.cuda.set_device),
+            ("current stream", torch.cuda.current_stream, torch.cuda.set_stream),
+        ]
+    return tuple(found)
+
+
+@contextmanager
+def kept(who: str) -> Iterator[None]:
+    """Raise GlobalState if a setting is another one after the block; all are put back.
+
+    An exception from the block is let through.
+    """
+    watched = settings()
+    before = [get() for _, get, _ in watched]
+    try:
+        yield
+    except BaseException:
+        _put_back(watched, before)
+        raise
+    changed = _put_back(watched, before)
+    if changed:
+        raise GlobalState(f"{who} changed, and did not put back: {'; '.join(changed)}")
+
+
+def _put_back(watched: tuple[Setting, ...], before: list[Any]) -> list[str]:
+    changed = []
+    for (name, get, put), old in zip(watched, before, strict=True):
+        new = get()
+        if new != old:
+            put(old)
+            changed.append(f"torch's {name} (was {old}, is {new})")
+    return changed
