@@ -2,10 +2,9 @@
 
 `HGMMA ... gdesc[UR8]` takes descriptors of matrices from the uniform registers UR8 to UR11, the
 second matrix's last. The upper word of each, strides and swizzle, is a constant; the lower one is
-an address. Neither has anything of a kernel's argument, but that a tile's place in a ring may
-depend on one: so only the upper words tell. ptxas 12.8 breaks this in some builds: it adds a constant to a register in which a stride
-still lies, so that products of all but the first 16 features are those of other memory
-(docs/findings.md). So one walks back from each upper word, and names arguments it meets.
+an address, which may depend on an argument where tiles lie in a ring. So only upper words tell:
+ptxas 12.8 makes some of an argument, so that products of all but the first 16 features are those of
+other memory (docs/findings.md). One walks back from each upper word, and names arguments it meets.
 
 `python tests/sass_descriptors.py FOLDER` reads all that a Triton cache holds.
 """

@@ -16,7 +16,7 @@ import triton.runtime.interpreter as ip
 from tightrope.interpreter.dots import dot
 from tightrope.interpreter.rounding import Array, fma, high_product
 from tightrope.interpreter.state import STATE
-from tightrope.interpreter.types import Handle, values
+from tightrope.interpreter.types import Handle, stored, stored_dtype, values
 
 
 class PendingDot(Handle):
@@ -51,10 +51,20 @@ def create_dot(
     )
 
 
+def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    """As Triton's, with less around it; what may need more than that goes there."""
+    x, y = lhs.data, rhs.data
+    if x.dtype == y.dtype and x.dtype.kind != "b":
+        data = op(x, y)
+        if data.itemsize <= x.itemsize:
+            return stored(data, lhs.dtype.scalar)
+    return STATE.original[ip.InterpreterBuilder, "binary_op"](self, lhs, rhs, op)
+
+
 def create_fmul(self: Any, lhs: Any, rhs: Any) -> Any:
     product = self.binary_op(lhs, rhs, np.multiply)
     if STATE.fuse:
-        product.attr["product"] = (lhs.data, rhs.data)
+        product.attr["product"] = np.broadcast_arrays(lhs.data, rhs.data)
     return product
 
 
@@ -65,17 +75,17 @@ def create_fadd(self: Any, lhs: Any, rhs: Any) -> Any:
     for product, addend in ((lhs, rhs), (rhs, lhs)):
         if "product" in product.attr:
             x, y = product.attr["product"]
-            return Handle(fma(x, y, addend.data, addend.data.dtype), lhs.dtype.scalar)
+            return stored(fma(x, y, addend.data, addend.data.dtype), lhs.dtype.scalar)
     return self.binary_op(lhs, rhs, np.add)
 
 
 def create_fsub(self: Any, lhs: Any, rhs: Any) -> Any:
     if "product" in lhs.attr:
         x, y = lhs.attr["product"]
-        return Handle(fma(x, y, -rhs.data, rhs.data.dtype), lhs.dtype.scalar)
+        return stored(fma(x, y, -rhs.data, rhs.data.dtype), lhs.dtype.scalar)
     if "product" in rhs.attr:
         x, y = rhs.attr["product"]
-        return Handle(fma(-x, y, lhs.data, lhs.data.dtype), lhs.dtype.scalar)
+        return stored(fma(-x, y, lhs.data, lhs.data.dtype), lhs.dtype.scalar)
     return self.binary_op(lhs, rhs, np.subtract)
 
 
@@ -85,21 +95,25 @@ def create_fneg(self: Any, input: Any) -> Any:
 
 
 def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-    return Handle(fma(x.data, y.data, z.data, z.data.dtype), z.dtype.scalar)
+    return stored(fma(x.data, y.data, z.data, z.data.dtype), z.dtype.scalar)
 
 
 def create_expand_dims(self: Any, arg: Any, axis: int) -> Any:
-    out = STATE.original[ip.InterpreterBuilder, "create_expand_dims"](self, arg, axis)
-    return _keep_factors(arg, out, lambda x: np.expand_dims(x, axis))
+    before = (slice(None),) * axis
+    out = stored(arg.data[(*before, None)], arg.dtype.scalar)
+    return _keep_factors(arg, out, lambda x: x[(*before, None)])
 
 
 def create_broadcast(self: Any, arg: Any, shape: Any) -> Any:
-    out = STATE.original[ip.InterpreterBuilder, "create_broadcast"](self, arg, shape)
+    out = stored(np.broadcast_to(arg.data, shape), arg.dtype.scalar)
     return _keep_factors(arg, out, lambda x: np.broadcast_to(x, shape))
 
 
 def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
-    out = STATE.original[ip.InterpreterBuilder, "create_splat"](self, ret_ty, arg)
+    # Whole, not a view: Triton's loads and stores read memory in a row.
+    data = np.empty(ret_ty.shape, stored_dtype(arg.dtype))
+    data[...] = arg.data
+    out = stored(data, arg.dtype.scalar)
     return _keep_factors(arg, out, lambda x: np.broadcast_to(x, out.data.shape))
 
 
@@ -116,7 +130,7 @@ def _keep_factors(
 
 
 def create_umulhi(self: Any, lhs: Any, rhs: Any) -> Any:
-    return Handle(high_product(lhs.data, rhs.data), lhs.dtype.scalar)
+    return stored(high_product(lhs.data, rhs.data), lhs.dtype.scalar)
 
 
 def _extremum(choose: Any, sign: int) -> Callable[..., Any]:
@@ -129,7 +143,7 @@ def _extremum(choose: Any, sign: int) -> Callable[..., Any]:
         if zeros.any():
             both = zeros & (x == y)
             out = np.where(both, x + y if sign > 0 else -(-x - y), out)
-        return Handle(out, lhs.dtype.scalar)
+        return stored(out, lhs.dtype.scalar)
 
     return create
 

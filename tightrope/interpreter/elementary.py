@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tightrope.interpreter.rounding import Array, fma
-from tightrope.interpreter.types import Handle
+from tightrope.interpreter.types import stored
 
 _TINY = 2.0**-126
 _LOG2_E = np.float32(1.4426950408889634)
@@ -41,7 +41,7 @@ def _unary(
     def create(self: Any, arg: Any) -> Any:
         x = arg.data
         y = single(x).astype(np.float32) if x.dtype == np.float32 else double(x)
-        return Handle(y, arg.dtype.scalar)
+        return stored(y, arg.dtype.scalar)
 
     return create
 
@@ -71,4 +71,4 @@ def create_frem(self: Any, lhs: Any, rhs: Any) -> Any:
     if x.dtype != np.float32:
         return self.binary_op(lhs, rhs, np.fmod)
     result = fma(-np.trunc(x / y), y, x, x.dtype)
-    return Handle(np.where(np.isinf(y), x, result), lhs.dtype.scalar)
+    return stored(np.where(np.isinf(y), x, result), lhs.dtype.scalar)

@@ -11,7 +11,7 @@ import triton.runtime.interpreter as ip
 
 from tightrope.interpreter.rounding import BF16, Array, round_to, to_integer
 from tightrope.interpreter.state import STATE
-from tightrope.interpreter.types import Handle, handle, stored_dtype, value_dtype, values
+from tightrope.interpreter.types import handle, stored, stored_dtype, value_dtype, values
 
 _BITS = np.dtype(np.uint16)
 
@@ -30,13 +30,13 @@ def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
     if target.is_floating():
         return handle(round_to(values(src.data, source), value_dtype(target)), target)
     if source.is_floating() and target.is_int() and not target.is_bool():
-        return Handle(to_integer(src.data, stored_dtype(target)), target)
-    return Handle(src.data.astype(stored_dtype(target)), target)
+        return stored(to_integer(src.data, stored_dtype(target)), target)
+    return stored(src.data.astype(stored_dtype(target)), target)
 
 
 def get_bf16(self: Any, value: float) -> Any:
     """A bfloat16 constant. The compiler parses std::to_string of it ("%f"), so 1e-8 IS 0 there."""
-    return Handle(round_to(np.array([float(f"{np.float32(value):f}")]), BF16), tl.bfloat16)
+    return stored(round_to(np.array([float(f"{np.float32(value):f}")]), BF16), tl.bfloat16)
 
 
 def create_masked_load(
@@ -47,7 +47,7 @@ def create_masked_load(
         stock = STATE.original[ip.InterpreterBuilder, "create_masked_load"]
         return stock(self, ptrs, mask, other, *rest, **named)
     fill = np.zeros(ptrs.data.shape, _BITS) if other is None else other.data.view(_BITS)
-    return Handle(ip._interpreter.load(ptrs.data, mask.data, fill, _BITS).view(BF16), tl.bfloat16)
+    return stored(ip._interpreter.load(ptrs.data, mask.data, fill, _BITS).view(BF16), tl.bfloat16)
 
 
 def create_masked_store(
@@ -70,7 +70,7 @@ def create_atomic_rmw(self: Any, rmwOp: Any, ptr: Any, val: Any, mask: Any, *res
         cell = ctypes.c_uint16.from_address(int(address[i]))
         old[i] = np.uint16(cell.value).view(BF16)
         cell.value = int((old[i] + addend[i]).view(_BITS))
-    return Handle(old, tl.bfloat16)
+    return stored(old, tl.bfloat16)
 
 
 def patch_lang_tensor(tensor: Any, scope: Any) -> None:

@@ -20,13 +20,14 @@ _SILENT = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
 
 def sum_by_halves(x: Array, axis: int) -> Array:
     """Sum along an axis, kept with length one: first half plus second half, again and again."""
-    y = np.moveaxis(x, axis, -1)
-    while y.shape[-1] > 1:
-        half = y.shape[-1] // 2
+    last = axis in (-1, x.ndim - 1)
+    y = x if last else np.moveaxis(x, axis, -1)
+    while (length := y.shape[-1]) > 1:
+        half = length // 2
         rest = y[..., 2 * half :]
         y = y[..., :half] + y[..., half : 2 * half]
-        y = np.concatenate([y, rest], -1) if rest.size else y
-    return np.moveaxis(y, -1, axis)
+        y = np.concatenate([y, rest], -1) if length % 2 else y
+    return y if last else np.moveaxis(y, -1, axis)
 
 
 def reduce_sum(self: Any, input: Any) -> Any:

@@ -19,6 +19,7 @@ from tightrope.interpreter import (
     memory,
     reductions,
     shortcuts,
+    tapes,
     types,
 )
 from tightrope.interpreter.state import STATE, launching
@@ -73,6 +74,7 @@ def _shortcuts() -> Iterator[Replacement]:
     overflow = "binary_op_sanitize_overflow_impl"
     yield Replacement(semantic, overflow, check, "self lhs rhs binary_op", optional=True)
     yield Replacement(semantic, "broadcast_impl_value", broadcast, "self lhs rhs")
+    yield Replacement(ip, "_patch_attr", tapes.patch_attr, "obj name member builder scope")
 
 
 def replacements() -> Iterator[Replacement]:
@@ -103,6 +105,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 _BUILDER_PARAMETERS = {
+    "binary_op": "self lhs rhs op",
     "cast_impl": "self src dst_type",
     "create_masked_load": "self ptrs mask other",
     "create_masked_store": "self ptrs value mask",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import triton
+import triton.runtime.interpreter as ip
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class State:
     fuse: bool = False
     prepared: set[tuple[int, ...]] | None = None
     types: dict[Any, Any] | None = None
+    tapes: dict[Any, Any] = field(default_factory=dict)
+    tapes_of: Any = None  # the settings of Triton that the tapes were made under
 
 
 STATE = State()
@@ -52,6 +55,9 @@ def launching(requested: bool | None) -> Iterator[None]:
     with _TURN:
         before = STATE.fuse, STATE.prepared, STATE.types
         STATE.fuse, STATE.prepared, STATE.types = contraction(requested), set(), {}
+        settings = ip.interpreter_builder.options, triton.knobs.language.fp32_default
+        if STATE.tapes_of != settings:
+            STATE.tapes, STATE.tapes_of = {}, settings
         try:
             yield
         finally:
