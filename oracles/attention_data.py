@@ -37,9 +37,11 @@ def _spiking(keys: int, rng: np.random.Generator) -> Array:
 
 
 def _far_groups(keys: int, rng: np.random.Generator) -> Array:
-    """Blocks of keys so far apart that a weight, or a rescaling, may underflow."""
+    """Blocks of keys so far apart that a weight, or a rescaling, may underflow; at times all of
+    them so low that exp without a maximum would.
+    """
     edge = int(rng.choice((1, *EDGES[:2])))
-    level = rng.choice(FAR, size=keys // edge + 1)
+    level = rng.choice(FAR, size=keys // edge + 1) - rng.choice((0.0, 0.0, 160.0))
     return level[np.arange(keys) // edge]
 
 

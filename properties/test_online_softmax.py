@@ -117,8 +117,10 @@ def test_the_order_of_keys_is_irrelevant(impl, case):
 def _blocks(case):
     """A run of keys, at times whole blocks of 16 or more in the middle."""
     last = case.seqlen_k
-    return st.tuples(st.integers(0, last), st.integers(0, last)).map(sorted).map(tuple) | st.just(
-        (min(16, last), min(48, last))
+    return (
+        st.tuples(st.integers(0, last), st.integers(0, last)).map(sorted).map(tuple)
+        | st.just((min(16, last), min(48, last)))
+        | st.just((0, min(32, last)))
     )
 
 
@@ -130,7 +132,8 @@ MASKED = {**FREE, **BIASED, "bias": ("mask",)}
     needs={"empty_rows": (True,), "seqlen_k": (0, 1, 2, 5, 17, 33)},
 )  # fmt: skip
 def test_masked_keys_are_as_if_absent(impl, case, block):
-    """Demands: -inf on a run of keys equals a call without them, within both budgets.
+    """Demands: -inf on a run of keys equals a call without them, within both budgets; for every
+    second seed the logits of all others are lower by 200, where exp of them is 0.
 
     Kills: a tile without a valid key that leaves a running maximum of 0 or a NaN behind, -inf
     replaced by a finite number that a low maximum lets through.
@@ -139,6 +142,8 @@ def test_masked_keys_are_as_if_absent(impl, case, block):
     keys = np.arange(case.seqlen_k)
     kept = (keys < block[0]) | (keys >= block[1])
     bias = np.broadcast_to(inputs["bias"], (*inputs["bias"].shape[:-1], case.seqlen_k)).copy()
+    if case.seed % 2:
+        bias = stored(widen(bias) - 200.0, bias.dtype.name)
     bias[..., ~kept] = stored(-np.inf, bias.dtype.name)
     hidden = {**inputs, "bias": bias}
     fewer = replace(case, seqlen_k=int(kept.sum()), empty_rows=True)

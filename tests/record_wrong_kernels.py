@@ -1,6 +1,6 @@
 """Record how surely wrong kernels are found: `python tests/record_wrong_kernels.py FILE [WHAT]`.
 
-WHAT: rope (the default), attention, pope, scaling or query_scale. 20 seeds, 100 examples a law,
+WHAT: rope (the default) or another key of RECORDS. 20 seeds, 100 examples a law,
 random cases of the right twins. It takes about 20 minutes on 2 cores; the result is committed
 under docs/measurements.
 """
@@ -16,7 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import test_ring as wrong_ring
+import test_wrong_gradients as wrong_gradients
 import test_wrong_pope as wrong_pope
+import test_wrong_rope_backward as wrong_rope_backward
 import test_wrong_scaling as wrong_scaling
 from test_wrong_kernels import ATTENTION, LAWS, each_by_its_law, rejected, run
 
@@ -37,6 +40,13 @@ class Record:
 
 
 RECORDS = {
+    "rope_backward": Record(
+        wrong_rope_backward.ADAPTERS, wrong_rope_backward.each_by_its_law(),
+        "(-right-) and matches_oracle", 2000,
+    ),
+    "ring": Record(
+        "wrong_ring.py", wrong_ring.each_by_its_law(), f"{wrong_ring.RIGHT} and matches_oracle", 500
+    ),
     "rope": Record("wrong_rope.py", f"not right and ({LAWS})", "right and matches_oracle", 20_000),
     "attention": Record(
         ATTENTION, each_by_its_law(), "(-right- or -right_declared-) and matches_oracle", 1000
@@ -44,6 +54,10 @@ RECORDS = {
     "pope": Record(
         wrong_pope.ADAPTERS, wrong_pope.each_by_its_law(),
         f"{wrong_pope.RIGHT_ONES} and matches_oracle", 1000,
+    ),
+    "gradients": Record(
+        wrong_gradients.ADAPTERS, wrong_gradients.each_by_its_law(),
+        f"{wrong_gradients.RIGHT_ONES} and matches_oracle", 1000,
     ),
     "scaling": Record(
         "wrong_scaling.py", wrong_scaling.each_by_its_law(), "(-right-) and matches_oracle", 2000
