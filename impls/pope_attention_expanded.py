@@ -184,8 +184,8 @@ def expand_kernel(
             planes = 0
         tile, of_these = (token, d, mine, dims), (first, tl.minimum(last, planes), batch)
         coming = three(q, of_these, tile, of_q, q_steps, UNIT, PADDED)
-        at = q_positions + sequence * q_place_batch
-        cs = angles(at, inv_freq, inverse_turn, token, mine, d, dims, q_place_step, f_step)
+        q_at = q_positions + sequence * q_place_batch
+        cs = angles(q_at, inv_freq, inverse_turn, token, mine, d, dims, q_place_step, f_step)
         if TABLE:
             write_table(q_points, cs, tile, sequence * seqlen_q, first, q_plane, polar, UNIT)
         else:
@@ -208,8 +208,8 @@ def expand_kernel(
         mine, last = token < seqlen_k, tl.minimum(first + k_each, k_copies * num_kv_heads)
         tile, of_these = (token, d, mine, dims), (first, last, batch)
         coming = three(k, of_these, tile, of_k, k_steps, UNIT, PADDED)
-        at = k_positions + sequence * k_place_batch
-        cs = angles(at, inv_freq, inverse_turn, token, mine, d, dims, k_place_step, f_step)
+        k_at = k_positions + sequence * k_place_batch
+        cs = angles(k_at, inv_freq, inverse_turn, token, mine, d, dims, k_place_step, f_step)
         expand(
             k, coming, k_points, delta, inverse_turn, cs, tile, of_these,
             of_k, widths, k_steps, k_turning, UNIT, PADDED, PLAIN, BLOCK_DV,

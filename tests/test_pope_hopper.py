@@ -13,7 +13,7 @@ import simulated_gluon
 import torch
 import triton
 import triton.language as tl
-from attention_calls import same
+from attention_calls import HOME, same
 from pope_calls import polar
 from pope_hopper_calls import FUNCTIONS, NAMES, assembly, on_the_cpu
 
@@ -25,6 +25,10 @@ from tightrope.pope_hopper_call import promise
 from tightrope.pope_hopper_tile import LONE, MANY, SOME, WIDE, Tile, tile_for
 from tightrope.softplus import ABSOLUTE, ULPS, softplus
 from tightrope.softplus_hopper import PAIR
+
+pytestmark = pytest.mark.skipif(
+    HOME != "cpu", reason="simulated on the CPU; on a GPU the laws run the kernel itself"
+)
 
 Simulated = Callable[..., Any]
 BASE = PopeAttentionCase(

@@ -56,12 +56,12 @@ def _kernels() -> dict[str, Any]:
     }
 
 
-def _ptx(variant: str, target: int, **form: Any) -> str:
+def _ptx(variant: str, target: int, pointers: dict[str, str] = POINTERS, **form: Any) -> str:
     dtype, changes = {**VARIANTS, **DEPENDENT}[variant]
     kernel = _kernels()[variant.split()[0]]
     tensors = dict.fromkeys(("q", "k", "v", "out", "q_points", "k_points"), f"*{dtype}")
     constants = {n: v for n, v in {**BUILD, **changes}.items() if n in kernel.arg_names}
-    return _compile(kernel, {**POINTERS, **tensors}, constants, target, **form)
+    return _compile(kernel, {**pointers, **tensors}, constants, target, **form)
 
 
 def main() -> None:
@@ -69,6 +69,7 @@ def main() -> None:
         "built": {v: {t: _ptx(v, t) for t in TARGETS} for v in VARIANTS},
         "dependent": {v: _ptx(v, 90) for v in DEPENDENT},
         "early": _ptx("light early", 90, form="ttir"),
+        "mixed": _ptx("expand", 90, {**POINTERS, "k_positions": "*i32"}),
         "fused": [_ptx(v, 90, fused=True) for v in ("light half", "expand")],
         "ttir": [_ptx(v, 90, form="ttir") for v in ("light general", "expand general", "table")],
     }
@@ -159,6 +160,10 @@ def test_attention_waits_for_its_tables(ptx: dict[str, Any]) -> None:
     assert "griddepcontrol.launch_dependents" in ptx["dependent"]["table ahead"]
     for place, plain in _of(ptx, "light", "table").items():
         assert "griddepcontrol" not in plain, place
+
+
+def test_positions_of_keys_may_be_of_another_dtype(ptx: dict[str, Any]) -> None:
+    assert re.search(r"ld\.global\S*\.(?:b32|v\d\.b32)", ptx["mixed"])
 
 
 def test_addresses_are_computed_in_64_bits(ptx: dict[str, Any]) -> None:
