@@ -51,6 +51,7 @@ def contenders(shape: Shape) -> list[Contender]:
     """All of them, those that cannot take part with the reason."""
     return [
         *bundled(shape, "attention", "attention"),
+        *bundled(shape, "attention_hopper", "attention"),
         *bundled(shape, "attention_key_outer", "attention"),
         *bundled(shape, "rope_attention", "rope_attention"),
         *(sdpa(shape, backend) for backend in SDPA),
