@@ -1,4 +1,4 @@
-"""The command line: `tightrope run | init | list | replay | doctor | bench | report | audit`."""
+"""The command line: `tightrope run`, `init`, `list`, `replay`, `doctor`, verbs kept elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tightrope import __version__, audit, gate, init, report_writer, workers
+from tightrope import __version__, audit, gate, init, power_command, report_writer, workers
 from tightrope.profiles import PROFILES, patience, positive
 
 LAWS = "tightrope.properties"
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "of their operation, and shows the smallest case on which one fails.",
     )
     top.add_argument("--version", action="version", version=f"tightrope {__version__}")
-    known = "run | init | list | replay | doctor | bench | report | audit"
+    known = "run | init | list | replay | doctor | bench | report | audit | power"
     verbs = top.add_subparsers(required=True, metavar=known)
     behind = "Options of pytest go behind `--`: tightrope run -- --junitxml=junit.xml"
     about = "check implementations against every law of their contracts"
@@ -136,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.set_defaults(do=do_bench)
     audit.add_command(verbs)
+    power_command.add_command(verbs)
     return top
 
 
