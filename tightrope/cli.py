@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument(
             "--require-gpu", action="store_true", help="no CUDA device is an error, not a fallback"
         )
+        gate.record(verb)
         verb.add_argument(
             "--workers", type=int, metavar="N",
             help="processes (default: one a core, at most 16); 0: this one, where nothing outlives "
@@ -195,16 +196,8 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
     from tightrope.options import dtype
 
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tightrope.plugin",
-        *what,
-        "-q",
-        "--tb=short",
-        "-rN",
-    ]
+        sys.executable, "-m", "pytest", "-p", "tightrope.plugin", *what, "-q", "--tb=short", "-rN",
+    ]  # fmt: skip
     profile = getattr(options, "profile", "dev")
     count = workers.workers() if options.workers is None else options.workers
     if count > 0:
@@ -217,6 +210,8 @@ def _pytest(options: argparse.Namespace, what: list[str]) -> list[str]:
         command.append(f"--tightrope-device={options.device}")
     if options.require_gpu:
         command.append("--tightrope-require-gpu")
+    if options.record:
+        command.append(f"--tightrope-record={options.record}")
     return command
 
 
