@@ -24,7 +24,7 @@ from tightrope.oracles.attention_backward_weights import (
     upstream_of,
     weights_of,
 )
-from tightrope.oracles.attention_numbers import OUTWARD, U64, U, half_ulp
+from tightrope.oracles.attention_numbers import FLOAT32, NORMAL, OUTWARD, U64, U, half_ulp
 
 __all__ = ["STAGES", "backward"]
 
@@ -102,7 +102,8 @@ def _of_values(b: Backward, w: Weights, lost_rows: Array, stages: Stages) -> Pro
     terms = {name: over_the_group(_t(x) @ size, b.group) for name, x in errors.items()}
     count = b.group * b.forward.visible.sum(-2)[..., None] + 6
     own = over_the_group(_t(w.p * w.own) @ size + count * U64 * (_t(w.p) @ size), b.group)
-    lost = over_the_group((b.forward.visible & lost_rows[..., None]).any(-2)[..., None], b.group)
+    lost = (b.forward.visible & lost_rows[..., None]) | left.lost
+    lost = over_the_group(lost.any(-2)[..., None], b.group)
     centre = over_the_group(_t(w.p) @ b.dout, b.group)
     lost = np.broadcast_to(lost > 0, own.shape)
     return Product(centre, terms, left.turned(), b.dout, b.group, own, lost)
@@ -133,6 +134,7 @@ def _last(p: Product, terms: Terms, expected: Array, scale: float | None, stages
         if not stages.scaled:  # on q, k, dS or the sum, in base 2 or base e
             size = (np.abs(p.left.centre) + p.left.radius) @ np.abs(p.right)
             found["scale"] = found["scale"] + 4 * U * abs(scale) * over_the_group(size, p.group)
+            found["scale"] = found["scale"] + over_the_group(_underflow(p, stages), p.group)
     if stages.apart and p.group > 1:
         size = (np.abs(p.left.centre) + p.left.radius) @ np.abs(p.right)
         size = abs(scale or 1.0) * size * (1 + 2.0**-10)
@@ -140,6 +142,14 @@ def _last(p: Product, terms: Terms, expected: Array, scale: float | None, stages
         stored = np.where(size < io.largest, half_ulp(size, io), np.inf)
         found["heads apart"] = over_the_group(stored, p.group) + p.group * U * before
     return found
+
+
+def _underflow(p: Product, stages: Stages) -> Array:
+    """Of a scaled dS, q or k, and of its products, which may be subnormal: (F2a)."""
+    left = np.abs(p.left.centre) + p.left.radius
+    count = (left > 0).sum(-1)[..., None]
+    other = (left > 0) @ np.abs(p.right) + left.sum(-1)[..., None] + 2 * (count + 1)
+    return (NORMAL if stages.forward.flush else FLOAT32.tiny) * other * (count > 0)
 
 
 def _scaled(size: Array, before: Array, scale: float) -> Array:
@@ -150,7 +160,11 @@ def _scaled(size: Array, before: Array, scale: float) -> Array:
 
 def _replay(p: Product, own: Array, stages: Stages, scale: float | None) -> Replay | None:
     """T1: the product of P or dS as the declared cast leaves it."""
-    if not (stages.given and stages.scaled) or p.left.near is None:
+    if (
+        not (stages.given and stages.scaled)
+        or p.left.near is None
+        or (stages.apart and p.group > 1)
+    ):
         return None
     near, open_ = p.left.near, p.left.open
     factor = 1.0 if scale is None else scale

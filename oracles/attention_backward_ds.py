@@ -65,11 +65,14 @@ def gradient_of(w: Weights, up: Upstream, slope: Slope | None, stages: Stages, s
     plain = w.p * up.a
     before = w.p * ((1 + w.total) * (up.entry + up.row) + w.total * np.abs(up.a))
     product = _product(np.abs(plain) + before, stages)
+    if not stages.scaled:  # or P dP - P D
+        product = product + 2 * _product(w.p * (1 + w.total) * up.apart / 2, stages)
     ds = plain * g
     whole = (before + product) * size + np.abs(plain) * e_g
     sloped = np.zeros(ds.shape) if slope is None else _product(np.abs(ds) + whole, stages)
     whole = whole + sloped
     cast, lost = _cast(np.abs(ds) + whole, stages, scale)
+    lost = lost | ((np.abs(plain) + before) * (1 + 2.0**-20) >= FLOAT32.largest)
     common = {"lse": w.common * ds, "D": more * up.row * w.p * g}
     alone = {
         "exponentials": more * w.p * w.eps * (np.abs(up.a) + up.row) * size,
@@ -122,12 +125,14 @@ def _replayed(x: Array, error: Array, fmt: Format | None) -> tuple[Array | None,
 def rounded_p(w: Weights, stages: Stages) -> tuple[Rounded, Array | None]:
     """P as dv has it, and what its cast may lose."""
     fmt, error = stages.forward.p, w.p * w.total
-    none = np.zeros(w.p.shape, bool)
     if fmt is None:
+        none = np.zeros(w.p.shape, bool)
         return Rounded(w.p, error, None, np.zeros(w.p.shape), none), None
     high = w.p + error
+    lost = high * (1 + 2.0**-20) >= fmt.largest
     cast = np.where(high > 0, np.minimum(half_ulp(high, fmt), high), 0.0)
     slack = w.p * (w.total + 2 * w.own + DECIDED)
-    low = rounded(np.where(w.flushed, 0.0, np.maximum(w.p - slack, 0.0)), fmt)
-    top = rounded(w.p + slack, fmt)
-    return Rounded(w.p, error + cast, (low + top) / 2, (top - low) / 2, none), cast
+    low = np.where(w.flushed, 0.0, np.clip(w.p - slack, 0.0, fmt.largest))
+    low = rounded(low, fmt)
+    top = rounded(np.minimum(w.p + slack, fmt.largest), fmt)
+    return Rounded(w.p, error + cast, (low + top) / 2, (top - low) / 2, lost), cast

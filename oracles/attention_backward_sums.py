@@ -38,8 +38,9 @@ def added(centre: Array, radius: Array, right: Array, group: int, stages: Stages
     else:
         count = (largest > 0).sum(-1)[..., None]
         rounds = stages.forward.addition * count
+        widened = stages.forward.p is None or stages.ds is None  # products of a float32 are rounded
         if stages.forward.io is not FLOAT32:
-            rounds = rounds * (count > 1)
+            rounds = rounds * ((count > 1) | widened)
         least = 2 * (count + 1) * NORMAL if stages.forward.flush and not stages.scaled else 0.0
         error = gamma(rounds) * size + count * FLOAT32.tiny + least * (count > 0)
     return np.where(size * (1 + 2.0**-10) < FLOAT32.largest, error, np.inf)

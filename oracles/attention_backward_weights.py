@@ -69,6 +69,7 @@ class Upstream:
     entry: Array
     own: Array
     lost: Array
+    apart: Array
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def weights_of(b: Backward, state: State, stages: Stages) -> Weights:
     e_lam = LOG2E * state.lse[..., None] + FROM_LOG2E * (np.abs(lam) + LOG2E * state.lse[..., None])
     e_lam = e_lam + half_ulp(np.abs(lam) + e_lam)
     x = np.where(seen, of.t, 0.0) - np.where(seen, lam, 0.0)
-    lost = seen & (hopeless | (of.error > MOST) | (np.abs(x) > LARGEST) | (x > 100.0))
+    lost = seen & (hopeless | (of.error > MOST) | ~(np.abs(x) <= LARGEST) | (x > 100.0))
     lost = lost.any(-1) | state.lost | (e_lam[..., 0] > MOST)
     kept = seen & ~lost[..., None]
     p_of = np.where(kept, np.exp2(np.where(kept, x, 0.0)), 0.0)
@@ -154,13 +155,27 @@ def upstream_of(b: Backward, w: Weights, state: State, stages: Stages) -> Upstre
     if not stages.given:  # or D = sum P dP, whose P is covered by the error of out
         each = w.p * (1 + w.total)
         rounds = gamma(2 * seen.sum(-1, keepdims=True) + 2)
+        row = np.maximum(row, _of_products(w, np.where(kept, found.centre - d.centre, 0.0), d))
         row = row + (each * e).sum(-1, keepdims=True)
         row = row + rounds * (each * size).sum(-1, keepdims=True)
     row = np.where(lost[..., None], 0.0, row)
     a = np.where(kept, found.centre - d.centre, 0.0)
     entry = np.where(kept, e + half_ulp(np.abs(a) + e + row), 0.0)
+    large = (kept & ((np.abs(a) + e + row) * (1 + 2.0**-20) >= FLOAT32.largest)).any(-1)
+    lost = lost | large
     own = np.where(kept, np.broadcast_to(found.own, a.shape) + d.own + U64 * np.abs(a), 0.0)
-    return Upstream(a, row, entry, own, lost)
+    apart = np.where(kept, size + np.abs(d.centre) + row, 0.0)
+    return Upstream(a, row, entry, own, lost, apart)
+
+
+def _of_products(w: Weights, a: Array, d: Scores) -> Array:
+    """|sum P^ dP - D| = |sum P^ a + D (sum P^ - 1)|, P^ = P (1 + eta') (1 + eps')."""
+    more = 1 + w.common
+    total = w.p.sum(-1, keepdims=True)
+    off = (w.p * w.eps).sum(-1, keepdims=True)
+    moved = np.abs((w.p * a).sum(-1, keepdims=True))
+    moved = more * (moved + (w.p * w.eps * np.abs(a)).sum(-1, keepdims=True))
+    return moved + np.abs(d.centre) * (np.abs(total - 1) + w.common * total + more * off)
 
 
 def _row_sums(b: Backward, stages: Stages) -> Scores:
