@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import EXP2, LOG2
 from tightrope.attention_call import Options, Schedule, attend
 from tightrope.attention_tiles import Config, config, heads_together
 
@@ -177,7 +178,7 @@ def _promise(case: Any, device: Any, dot_precision: str = "ieee") -> Arithmetic:
         dot="hopper_mma" if hopper and not single else "any", dot_precision=dot_precision,
         scores="float32", p="input", accumulator="unnormalised", logits="scaled", lse="base2",
         sink="start", block_k=config(heads, case.seqlen_q, width, size, False, gpu).BLOCK_N,
-        exp_ulp=2.5, exp_flush=True, division_ulp=2.5, log_ulp=1.0,
+        exp_ulp=EXP2, exp_flush=True, division_ulp=2.5, log_ulp=LOG2,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import EXP2
 from tightrope.attention_backward_call import Kernels, differentiate
 from tightrope.attention_backward_steps import fetched, reduced, weights
 from tightrope.attention_backward_tiles import Config
@@ -179,7 +180,7 @@ def _promise(case: Any, device: Any) -> Arithmetic:
     return Arithmetic(
         state="given", logits="scaled", dot="hopper_mma" if hopper and not single else "any",
         scores="float32", p="input", ds="input", heads="summed",
-        exp_ulp=2.5, exp_flush=True, division_ulp=2.5,
+        exp_ulp=EXP2, exp_flush=True, division_ulp=2.5,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import EXP2, LOG2
 from tightrope.attention_call import Options, Schedule, attend
 from tightrope.attention_tiles import Config, configs
 
@@ -181,7 +182,7 @@ def _promise(case: Any, device: Any) -> Arithmetic:
         dot="hopper_mma" if hopper and not single else "any", dot_precision="ieee",
         scores="float32", p="input", accumulator="normalised", logits="scaled", lse="base2",
         sink="start", block_k=_config(0, 0, width, size, False, gpu).BLOCK_N,
-        exp_ulp=2.5, exp_flush=True, division_ulp=2.5, log_ulp=1.0,
+        exp_ulp=EXP2, exp_flush=True, division_ulp=2.5, log_ulp=LOG2,
     )  # fmt: skip
 
 

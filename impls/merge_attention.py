@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import EXP2, LOG2
 from tightrope.launch import capability, check_plain, launcher
 from tightrope.sequence_call import Plan, planned
 from tightrope.validate_attention import check_blocks
@@ -111,7 +112,7 @@ def _check(outs: Any, lses: Any, blocks: Any) -> None:
 
 
 PROMISE = Arithmetic(
-    form="division", order="once", exp_ulp=2.5, exp_flush=True, division_ulp=2.5, log_ulp=1.0
+    form="division", order="once", exp_ulp=EXP2, exp_flush=True, division_ulp=2.5, log_ulp=LOG2
 )
 
 

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import SIN_COS
 from tightrope.table_tiles import build, exact_tile, float32_tile, rounded
 from tightrope.turns import ANGLE_ERROR, ROUNDED_ONCE, fixed_point
 from tightrope.validate import check_pope_table, refuse
@@ -132,7 +133,7 @@ def exact(
 
 def _float32_promise(case: Any, device: Any) -> Arithmetic:
     formats = dict.fromkeys(("position", "inv_freq", "angle"), "float32")
-    ulps = ROUNDED_ONCE if device.interpreted else 2.5
+    ulps = ROUNDED_ONCE if device.interpreted else SIN_COS
     return Arithmetic(**formats, inv_freq_ulp=0, trig_ulp=ulps)
 
 

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from tightrope import Arithmetic, implements
+from tightrope.arithmetic import SIN_COS
 from tightrope.rope_scaling import RopeScaling
 from tightrope.scaled_frequencies import amplitude, axis_of, frequency
 from tightrope.table_tiles import build, exact_tile, float32_tile, rounded
@@ -160,7 +161,7 @@ def exact(
 
 def _float32_promise(case: Any, device: Any) -> Arithmetic:
     formats = dict.fromkeys(("position", "inv_freq", "angle", "attention_factor"), "float32")
-    ulps = ROUNDED_ONCE if device.interpreted else 2.5
+    ulps = ROUNDED_ONCE if device.interpreted else SIN_COS
     return Arithmetic(**formats, inv_freq_ulp=0, trig_ulp=ulps)
 
 

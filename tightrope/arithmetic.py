@@ -42,6 +42,26 @@ class Arithmetic(Mapping[str, Any]):
         return Arithmetic(**{**defaults, **self})
 
 
+class Ulps(float):
+    """A stage's accuracy in float32 ulps, the rounding included, that names whose it is.
+
+    `Ulps(2.5, "exp2")`: the stage takes exactly these functions of Triton's, on float32. A record
+    of the device may replace the number of a named constant (tightrope.record), never a plain one;
+    `record` is then its id.
+    """
+
+    functions: tuple[str, ...]
+    record: str
+
+    def __new__(cls, ulps: float, *functions: str, record: str = "") -> Ulps:
+        made = super().__new__(cls, ulps)
+        made.functions, made.record = functions, record
+        return made
+
+
+EXP2, LOG2, SIN_COS = Ulps(2.5, "exp2"), Ulps(1.0, "log2"), Ulps(2.5, "sin", "cos")
+
+
 @dataclass(frozen=True)
 class Device:
     """Where kernels run: `kind` is "cuda" or "cpu"; `capability` is (major, minor) or None."""

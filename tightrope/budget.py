@@ -41,6 +41,7 @@ class Budget:
 
     expected: float64 oracle, any shape. terms: name -> bound, broadcastable to it, >= 0.
     dtype: the format that the result is rounded to last. oracle: bound on |expected - exact|.
+    record: id of the device's record that constants were taken from, "" for none.
     """
 
     expected: Array
@@ -48,6 +49,7 @@ class Budget:
     dtype: str
     oracle: Array | float = 0.0
     replay: Replay | None = None
+    record: str = ""
     _cache: dict[str, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -67,12 +69,12 @@ class Budget:
     def without(self, *names: str) -> Budget:
         """The same budget with terms deleted (tests use it to show that a term is needed)."""
         kept = {name: term for name, term in self.terms.items() if name not in names}
-        return Budget(self.expected, kept, self.dtype, self.oracle, self.replay)
+        return Budget(self.expected, kept, self.dtype, self.oracle, self.replay, self.record)
 
     def scaled(self, name: str, factor: float) -> Budget:
         """The same budget with one term multiplied."""
         terms = {k: t * factor if k == name else t for k, t in self.terms.items()}
-        return Budget(self.expected, terms, self.dtype, self.oracle, self.replay)
+        return Budget(self.expected, terms, self.dtype, self.oracle, self.replay, self.record)
 
     def reshape(self, shape: tuple[int, ...]) -> Budget:
         """The same budget with its elements arranged as `shape`, in C order."""
@@ -83,7 +85,8 @@ class Budget:
 
         replay = self.replay and Replay(arranged(self.replay.centre), arranged(self.replay.radius))
         terms = {name: arranged(term) for name, term in self.terms.items()}
-        return Budget(arranged(self.expected), terms, self.dtype, arranged(self.oracle), replay)
+        centre, oracle = arranged(self.expected), arranged(self.oracle)
+        return Budget(centre, terms, self.dtype, oracle, replay, self.record)
 
     def inside(self, actual: Array, slack: float = 0.0) -> Array:
         """Elementwise membership in T0; slack 1 widens, -1 narrows by the oracle's own error."""

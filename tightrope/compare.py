@@ -15,7 +15,7 @@ from tightrope.formats import Array, widen
 
 def budgets(impl: Any, case: Any, inputs: Mapping[str, Array]) -> dict[str, Budget]:
     """The budgets of a call under what the implementation promises."""
-    found: dict[str, Budget] = impl.contract.budget(case, inputs, impl.promise(case, current()))
+    found: dict[str, Budget] = impl.budgets(case, inputs, current())
     return found
 
 
@@ -39,7 +39,8 @@ def part(budget: Budget, index: Any) -> Budget:
 
     replay = budget.replay and Replay(cut(budget.replay.centre), cut(budget.replay.radius))
     terms = {name: cut(term) for name, term in budget.terms.items()}
-    return Budget(budget.expected[index], terms, budget.dtype, cut(budget.oracle), replay)
+    centre, oracle = budget.expected[index], cut(budget.oracle)
+    return Budget(centre, terms, budget.dtype, oracle, replay, budget.record)
 
 
 def prescribed(budget: Budget) -> bool:

@@ -44,7 +44,7 @@ def behaviour(impl: Any, case: Any) -> str:
         if isinstance(error, TypeError) and "unexpected keyword argument" in told:
             return f"no option {told.rpartition(' ')[2]}"
         return f"refused: {type(error).__name__}: {told}"
-    budgets = spec.budget(case, inputs, impl.promise(case, current()))
+    budgets = impl.budgets(case, inputs, current())
     for name in impl.outputs:
         exact = partial(spec.exact, case, inputs, name)
         try:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from tightrope import ledger, record
 from tightrope.arithmetic import Arithmetic, Device
+from tightrope.budget import Budget
 from tightrope.contract import Contract, contract
 from tightrope.limits import Limits, check_limits
 
@@ -67,9 +69,18 @@ class Implementation:
         )
 
     def promise(self, case: Any, device: Device) -> Arithmetic:
-        """Its arithmetic over the contract's defaults for strangers."""
+        """Its arithmetic over the contract's defaults for strangers; see tightrope.record."""
         given = self.arithmetic(case, device) if callable(self.arithmetic) else self.arithmetic
-        return (given or Arithmetic()).over(self.contract.stages)
+        return record.over((given or Arithmetic()).over(self.contract.stages), device)
+
+    def budgets(self, case: Any, inputs: Mapping[str, Any], device: Device) -> dict[str, Budget]:
+        """Output -> budget of a call under its promise; the ledger notes whose constants it has."""
+        promise = self.promise(case, device)
+        found, name = self.contract.budget(case, inputs, promise), record.used(promise)
+        if not name:
+            return found
+        ledger.opened().record = name
+        return {n: replace(b, record=name, _cache={}) for n, b in found.items()}
 
     @property
     def stranger(self) -> bool:

@@ -157,7 +157,7 @@ def check_case(impl: Any, case: Any, inputs: Mapping[str, Any], outputs: Mapping
     from tightrope.diagnosis import diagnose
 
     spec = impl.contract
-    budgets = spec.budget(case, inputs, impl.promise(case, current()))
+    budgets = impl.budgets(case, inputs, current())
     try:
         for name in impl.outputs:
             check(

@@ -54,6 +54,7 @@ class Ledger:
     shrink_until: float = math.inf
     out_of_time: bool = False
     diagnosis: str = ""
+    record: str = ""  # id of the device's record that budgets took constants from
     draws: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
 
     def begin(self, drawn: dict[str, Any]) -> None:

@@ -53,6 +53,9 @@ def write(file: str | Path, only: str, folder: str | Path, impls: Sequence[str] 
     found = under_test(impls or targets(failed)[0])
     paths = []
     for key, result in failed.items():
+        if result.get("record"):
+            raise ValueError(f"{key} was judged with constants of record {result['record']}: "
+                             "a script has none")  # fmt: skip
         name = re.sub(r"[^\w.-]+", "-", key).strip("-")
         home = Path(folder) / name if len(failed) > 1 else Path(folder)
         wanted = result["contract"], result["implementation"]
@@ -91,7 +94,7 @@ def _write_one(
     inputs = impl.contract.inputs(case)
     arena = Arena(inputs, impl.contract.layouts(case), "cpu")
     arrays = {"memory": arena.before[: arena.inputs_end // 2]}
-    budgets = impl.contract.budget(case, inputs, impl.promise(case, device))
+    budgets = impl.budgets(case, inputs, device)
     for name in impl.outputs:
         arrays |= {f"{name}_{part}": a for part, a in right(budgets[name]).items()}
     text = render("reproduce.py.jinja", **_words(result, impl, case, arena, inputs, budgets))

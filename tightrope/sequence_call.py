@@ -15,6 +15,7 @@ import torch
 import triton
 
 from tightrope import Arithmetic
+from tightrope.arithmetic import EXP2, LOG2
 from tightrope.attention_call import NO_KEY, UNIT, bounds, described, factors
 from tightrope.attention_tiles import Config
 from tightrope.launch import aligned, launcher
@@ -139,5 +140,6 @@ def arithmetic(case: Any, device: Any, block_k: int | None) -> Arithmetic:
     return Arithmetic(
         dot="hopper_mma" if hopper and not single else "any", dot_precision="ieee",
         scores="float32", p="input", accumulator="unnormalised", logits="scaled", lse="base2",
-        sink="start", block_k=block_k, exp_ulp=2.5, exp_flush=True, division_ulp=2.5, log_ulp=1.0,
+        sink="start", block_k=block_k, exp_ulp=EXP2, exp_flush=True, division_ulp=2.5,
+        log_ulp=LOG2,
     )  # fmt: skip

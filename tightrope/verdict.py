@@ -96,6 +96,7 @@ def _verdict(
             f"within the worst case, but not the declared arithmetic, which gives {centre:.9g}"
         )
     lines += [f"  {bound:.3e}  {term}" for term, bound in terms.items()]
+    lines += [f"  constants of record {budget.record}"] if budget.record else []
     lines.append(f"{wrong} of {budget.expected.size} elements are wrong")
     detail = {
         "output": name, "index": index, "actual": out, "exact": digits,
