@@ -62,4 +62,19 @@ def exits():
 def prints():
     print("hello")
     os.write(1, bytes(range(256)))
+
+
+@kernel
+def interrupts():
+    raise KeyboardInterrupt
+
+
+@kernel
+def forks():
+    os.fork()  # and the child runs on
+
+
+@kernel
+def says_what_utf_8_cannot():
+    raise RuntimeError("\\udcff")
 """

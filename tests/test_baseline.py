@@ -25,6 +25,11 @@ def result(outcome="passed", share=0.25, cases=100, **more):
     return found | more
 
 
+CRASH = {"kind": "Crash", "message": "", "drawn": {}, "detail": {}}
+BOTH, ONE = {"data": ["normal", "few_bits"]}, {"data": ["normal"]}
+WIDE, FEW = {"tokens": [1, 4096]}, {"tokens": [1, 4095]}
+
+
 def report(**results):
     return {"schema": 1, "status": "complete", "results": results}
 
@@ -53,6 +58,10 @@ def changed(was, now, growth=2.0, part=None):
         ({}, {"share": 0.1}, ("share fell", False)),
         ({}, {"share": 0.6, "draws": "0b", "again": {}}, ("not comparable", False)),
         ({"covered": {"data": {"normal": 60, "subnormal": 40}}}, {}, ("no longer covered", True)),
+        ({"outcome": "failed"}, {"outcome": "failed", "failure": CRASH}, ("fails worse", True)),
+        ({"limits": BOTH, "where": []}, {"limits": ONE, "where": []}, ("narrower limits", True)),
+        ({"limits": WIDE, "where": []}, {"limits": FEW, "where": []}, ("narrower limits", True)),
+        ({"limits": {}, "where": []}, {"limits": {}, "where": ["x"]}, ("narrower limits", True)),
     ],
 )
 def test_what_changed_is_told_and_what_is_worse_fails(was, now, what):
@@ -145,3 +154,8 @@ def test_a_run_against_its_baseline(tmp_path):
     assert old.returncode == 0, old.stdout
     assert "still fails" in old.stdout
     assert "1 xfailed" in old.stdout
+    kept = (tmp_path / "base.json").read_text()
+    over = run(tmp_path, *words, "--baseline=base.json", "--report=base.json", "--workers=1")
+    assert over.returncode == 4, over.stdout
+    assert "is the baseline; expected another file" in over.stdout + over.stderr
+    assert (tmp_path / "base.json").read_text() == kept

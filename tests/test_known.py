@@ -62,6 +62,17 @@ def test_a_law_in_quarantine_is_not_run_but_counted_and_shown(tmp_path):
     assert outcomes == ["quarantined"] * 2
 
 
+@pytest.mark.parametrize("field", ["head_dm = 192", 'head_dim = "192"'])
+def test_a_case_in_quarantine_that_no_case_is_like_is_an_error(tmp_path, field):
+    adapter(tmp_path)
+    more = f"quarantine = true\ncase = {{ {field} }}\n"
+    done = run(
+        tmp_path, "-k", "matches_oracle", "--examples=2", listed(tmp_path, ORACLE, more=more)
+    )
+    assert done.returncode == 1, done.stdout
+    assert "no case of rope has head_d" in done.stdout
+
+
 def test_cases_in_quarantine_are_not_run_and_an_entry_without_a_law_alone_is_an_error(tmp_path):
     adapter(tmp_path, extra="import os; cos.dtype is torch.float16 and os._exit(3)")
     more = 'quarantine = true\ncase = { table_dtype = "float16" }\n'
@@ -89,6 +100,7 @@ def test_cases_in_quarantine_are_not_run_and_an_entry_without_a_law_alone_is_an_
         (ENTRY.format("x") + ENTRY.format("y").replace("acme#7", ""), "entry 2: issue: expected"),
         (ENTRY.format("x") + "quarantine = 1\n", "expected quarantine = true or false"),
         (ENTRY.format("x") + "case = { tokens = 1 }\n", "expected beside quarantine = true only"),
+        ("known = [1]\n", "entry 1: expected a table, got 1"),
     ],
 )
 def test_what_is_no_list_of_known_failures_is_refused(tmp_path, text, message):

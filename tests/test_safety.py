@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -45,10 +46,11 @@ def test_each_ends_as_its_own_result_and_the_run_goes_on(tmp_path):
     assert ended == {
         "right": None, "prints": None, "segfaults": "Crash",
         "leaks": "MemoryLimit", "asks": "MemoryLimit", "exits": "SystemExit",
+        "interrupts": "Violation", "forks": None, "says_what_utf_8_cannot": "RuntimeError",
     }  # fmt: skip
     for r in report["results"].values():  # its case is known, and can be replayed
         assert r["outcome"] == "passed" or r["failure"]["drawn"]["case"]["case"]["tokens"] >= 1
-    assert "3 failed, 2 passed, 1 xfailed" in done.stdout
+    assert "5 failed, 3 passed, 1 xfailed" in done.stdout
     crash = report["results"]["test_oracle::test_matches_oracle[rope-segfaults-float32]"]
     assert crash["failure"]["message"] == "the process died of SIGSEGV"
     assert crash["known"] == "known: reads address 0 (acme#9)"
@@ -56,9 +58,23 @@ def test_each_ends_as_its_own_result_and_the_run_goes_on(tmp_path):
     told = [
         json.loads(p.get("value")) for p in junit.iter("property") if p.get("name") == "tightrope"
     ]
-    assert {r["implementation"] for r in told} == {"right", "prints", "exits"}
+    alive = {"right", "prints", "exits", "interrupts", "forks", "says_what_utf_8_cannot"}
+    assert {r["implementation"] for r in told} == alive
     broken = [e.text for e in junit.iter("error")]  # pytest writes no properties of a dead worker
     assert sum("replay: tightrope replay" in text for text in broken) == 2
+
+
+def test_a_hang_that_lets_no_other_thread_run_is_a_hang_too(tmp_path):
+    (tmp_path / "bad.py").write_text(
+        ADAPTER.split("@kernel")[0] + "@kernel\ndef holds():\n    ctypes.PyDLL(None).sleep(1000)\n"
+    )
+    done = tightrope(
+        tmp_path, "run", "--impl=bad", "--examples=1", "--workers=1", "--report=r.json",
+        "-k", "matches_oracle", "--", "--timeout=2",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    (result,) = json.loads((tmp_path / "r.json").read_text())["results"].values()
+    assert result["failure"]["kind"] == "Hang"
 
 
 STATES = {
@@ -69,6 +85,7 @@ STATES = {
     "precision of float32 products": lambda: torch.set_float32_matmul_precision("medium"),
     "number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     "seed": lambda: torch.manual_seed(20261130),
+    "working directory": lambda: os.chdir("/"),
 }
 
 
@@ -80,7 +97,7 @@ def test_what_a_kernel_changes_for_the_process_is_told_and_put_back(name):
         return outputs
 
     with kept("the test"):  # not itself a change
-        with pytest.raises(GlobalState, match=f"attack changed.*torch's {name} "):
+        with pytest.raises(GlobalState, match=f"attack changed.*(?:torch's|the) {name} "):
             check(changing)
         check(rotated)
 

@@ -13,9 +13,12 @@ from typing import Any
 
 from tightrope import ledger
 from tightrope.frozen import freeze, text, thaw
+from tightrope.narrowed import lost_by
+from tightrope.record import of_report
 from tightrope.report import RAN, Report, complete, facts, load
 from tightrope.shard import inside
 
+DEATHS = ("Crash", "Hang", "DeviceLost", "MemoryLimit")  # worse than a wrong value
 CHANCE = 1e-9  # that a value covered as before is missing from a run by luck
 
 
@@ -87,6 +90,10 @@ def compare(base: Report, now: Report, growth: float, part: Any = None) -> list[
     """
     olds = {k: r for k, r in base["results"].items() if inside(k, part)}
     news, found = now["results"], []
+    under = of_report(base), of_report(now)
+    if under[0] != under[1]:
+        old, new = (f"record {r}" if r else "no record" for r in under)
+        found.append(Change("other record", "constants of the device", old, new, True))
     for key, was in olds.items():
         found += _law(key, was, news.get(key, {"outcome": "gone"}), growth)
     for key, result in news.items():
@@ -121,11 +128,35 @@ def _law(key: str, was: Mapping[str, Any], now: Mapping[str, Any], growth: float
         return [Change("other device", key, was["device"], now["device"], True)]
     if now["outcome"] == "failed":
         if was["outcome"] == "failed":
-            return [Change("still fails", key, _told(was), _told(now), False)]
+            worse = _kind(now) in DEATHS and _kind(was) not in DEATHS
+            told = "fails worse" if worse else "still fails"
+            return [Change(told, key, _told(was), _told(now), worse)]
         return [Change("newly fails", key, _told(was), _told(now), not known(now))]
     if was["outcome"] == "failed":
         return [Change("mended", key, _told(was), _told(now), False)]
-    return [*_cases(key, was, now, growth), *_shares(key, was, now, growth)]
+    return [
+        *_narrowed(key, was, now), *_cases(key, was, now, growth), *_shares(key, was, now, growth)
+    ]  # fmt: skip
+
+
+def _narrowed(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Limits that leave out what the baseline's allowed, whatever was drawn."""
+    return [
+        Change("narrower limits", f"{key} {axis}", "allowed", lost, True)
+        for axis, lost in lost_by(was, now)
+    ]
+
+
+def _kind(result: Mapping[str, Any]) -> str:
+    return str((result.get("failure") or {}).get("kind", ""))
+
+
+def _lost(old: list[Any], new: list[Any]) -> str:
+    """What limits no longer allow: values, as text, or a range, of which both are the ends."""
+    if all(isinstance(end, int) for end in (*old, *new)) and old and new:
+        return "" if new[0] <= old[0] and old[1] <= new[1] else f"only {new[0]} to {new[1]}"
+    gone = [v for v in old if v not in set(new)]
+    return f"without {', '.join(gone[:4])}{', ...' if len(gone) > 4 else ''}" if gone else ""
 
 
 def _cases(key: str, was: Mapping[str, Any], now: Mapping[str, Any], growth: float) -> list[Change]:

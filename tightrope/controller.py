@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from tightrope.frozen import text
 from tightrope.plugin import STATE
 from tightrope.results import SCHEMA, keep
 from tightrope.selection import QUARANTINED, expected, skipped
+from tightrope.session import interrupt, patience
 
 REWRITE = 5.0  # seconds between two writes of a growing report
 RUN = ("profile", "examples", "max-seconds", "shard", "dtype")  # options that a report tells
@@ -34,7 +35,7 @@ class Controller:
         self.status = "running"
         self.unmatched: list[str] = []
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _interrupt)  # an end like Ctrl-C's, with a report
+            signal.signal(signal.SIGTERM, interrupt)  # an end like Ctrl-C's, with a report
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -51,7 +52,7 @@ class Controller:
         """A worker died: say what of, and which case it was running."""
         if "[" not in crashitem:  # no law, but a test of the user's
             return
-        data = death(_key(crashitem), report.node, _patience(self.config))
+        data = death(_key(crashitem), report.node, patience(self.config))
         self.keep(data)
         lines = [report.longrepr, f"{data['failure']['kind']}: {data['failure']['message']}"]
         if data["failure"]["drawn"]:
@@ -87,6 +88,11 @@ class Controller:
 
     def prove_writable(self) -> None:
         """Raise UsageError at the start of a run whose report could not be written at its end."""
+        base = self.config.getoption("--tightrope-baseline")
+        if self.path and base and Path(self.path).resolve() == Path(base).resolve():
+            raise pytest.UsageError(
+                f"--tightrope-report={self.path}: is the baseline; expected another file"
+            )
         if self.path:
             self.try_to_write()
         if self.trouble:
@@ -107,6 +113,8 @@ class Controller:
         run = {name: option(f"--tightrope-{name}") for name in RUN}
         run["shard"] = "/".join(map(str, self.state.part)) if self.state.part else None
         run["dtype"] = " ".join(run["dtype"]) or None
+        if self.state.record:
+            run["record"] = self.state.record.id
         run |= {"seed": option("hypothesis_seed", None), "select": option("keyword") or None}
         return {
             "schema": SCHEMA, "status": self.status, "run": run, "environment": environment(),
@@ -146,6 +154,8 @@ class Controller:
                 lines += baseline.versions(self.state.base, self.report())
             for line in lines:
                 terminalreporter.write_line(line)
+        if self.state.record:
+            terminalreporter.write_line(str(self.state.record))
         for name in self.state.lost:
             terminalreporter.write_line(f"not replayed, no such law or subject here: {name}")
         for told in self.stale():
@@ -175,18 +185,6 @@ class Controller:
             return pytest.ExitCode.NO_TESTS_COLLECTED  # out of time, or all n/a
         wrong = need and (interpreted or not ran)
         return pytest.ExitCode.TESTS_FAILED if wrong else pytest.ExitCode.OK
-
-
-def _patience(config: pytest.Config) -> float:
-    """Seconds after which pytest-timeout ends a law; 0 without it."""
-    try:
-        return float(config.getoption("timeout", None) or config.getini("timeout") or 0)
-    except ValueError:  # an ini option of a plugin that is not loaded
-        return 0.0
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _key(nodeid: str) -> str:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tightrope.implementation import Implementation
 
 
+# what Hypothesis, pytest or unittest take for something else than an error
+ESCAPES = ("SkipTest", "Skipped", "UnsatisfiedAssumption", "XFailed", "Exit", "KeyboardInterrupt")
+
+
 def prepare(kind: str | None = None) -> Device:
     """Choose the device for this process and, on a CPU, make Triton's interpreter faithful.
 
@@ -139,15 +143,19 @@ def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
 def _call(
     impl: Implementation, arena: Arena, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
+    process = os.getpid()
     try:
         with kept(impl.name), watcher()(arena):
             return impl.fn(*arguments, **options)
     except BaseException as error:
-        if type(error).__name__ in ("SkipTest", "Skipped", "UnsatisfiedAssumption"):
+        if type(error).__name__ in ESCAPES:
             raise Violation(
                 f"{impl.name} raised {type(error).__name__} on a case within its limits"
             ) from error
         raise
+    finally:
+        if os.getpid() != process:  # a child that the kernel forked: it must not run the suite too
+            os._exit(0)
 
 
 def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Tensor]:

@@ -40,4 +40,11 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float) else repr(value)
+    if isinstance(value, str):
+        return printable(value)
+    return value if value is None or isinstance(value, int | float) else repr(value)
+
+
+def printable(told: str) -> str:
+    """The text with what UTF-8 cannot say (lone surrogates) escaped."""
+    return told.encode("utf-8", "backslashreplace").decode()

@@ -28,6 +28,14 @@ def options(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def record(verb: argparse.ArgumentParser) -> None:
+    """Add what a run and its replay have in common: whose constants budgets are made of."""
+    verb.add_argument(
+        "--record", metavar="FILE",
+        help="take constants that `tightrope audit device` proved of this device from its record",
+    )  # fmt: skip
+
+
 def words(options: argparse.Namespace) -> list[str]:
     """The plugin's options for them."""
     found = [

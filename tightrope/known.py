@@ -69,6 +69,8 @@ def read(path: str) -> tuple[Entry, ...]:
 
 
 def _entry(place: str, given: Mapping[str, Any]) -> Entry:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{place}: expected a table, got {given!r}")
     unknown = set(given) - set(FIELDS)
     if unknown:
         raise ValueError(f"{place}: expected {', '.join(FIELDS)}, got {', '.join(sorted(unknown))}")

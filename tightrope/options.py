@@ -88,6 +88,11 @@ def _add_gate(add: Callable[..., None]) -> None:
         help="fail on what got worse since the report FILE: failures, shares, coverage",
     )
     add(
+        "--tightrope-record",
+        metavar="FILE",
+        help="take constants that `tightrope audit device` proved of this device from its record",
+    )
+    add(
         "--tightrope-growth",
         type=growth,
         default=GROWTH,

@@ -6,7 +6,9 @@ every option carries the project's prefix. Options are written with `=`.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -14,13 +16,15 @@ import pytest
 
 from tightrope.options import pytest_addoption as pytest_addoption
 from tightrope.selection import choose, expected, is_law
-from tightrope.session import State, home, key
+from tightrope.session import State, home, interrupt, key, watch_the_gil
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "law(name): a law of the named contracts (tightrope)")
     _choose_gpu()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     from tightrope import law
 
     option = config.getoption
@@ -70,7 +74,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         for k in sorted(os.environ)
         if k.startswith(("TIGHTROPE_IMPL", "TRITON_"))
     ]
-    return [f"tightrope: {' '.join(watched)}"] if watched else []
+    used = config.stash[STATE].record
+    return [f"tightrope: {' '.join(told)}" for told in (watched, [str(used or "")]) if any(told)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -114,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         laws = [i for i in wanted if is_law(i) and not i.get_closest_marker("skip")]
         found = {key(i): i for i in laws if key(i) in recorded}
         config.stash[STATE].lost = [k for k in recorded if k not in found]
-        _check_recorded(recorded, found)
+        _check_recorded(recorded, found, config.stash[STATE].record)
         wanted = list(found.values())
     else:
         wanted = choose(config.stash[STATE], wanted)
@@ -127,13 +132,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def _check_recorded(recorded: dict[str, Any], found: dict[str, Any]) -> None:
+def _check_recorded(recorded: dict[str, Any], found: dict[str, Any], record: Any) -> None:
     """A record that cannot be replayed as it is must not look like one that fails, or is mended."""
     from tightrope.frozen import thaw
 
     if not found:
         raise pytest.UsageError(f"recorded, but no law or subject here: {', '.join(recorded)}")
     for name, item in found.items():
+        used = recorded[name].get("record")
+        if used and used != (record.id if record else None):
+            raise pytest.UsageError(f"{name}: judged under record {used}: expected --record of it")
         drawn = recorded[name]["failure"]["drawn"]
         missing = {"case", *item.function.tightrope_law.drawn} - set(drawn)
         try:
@@ -164,6 +172,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         deadline=state.deadline(), end=state.end, quarantine=state.known.cases(key(pyfuncitem)),
     )  # fmt: skip
     blackbox.begin()
+    watch_the_gil(pyfuncitem.config)
     token = ledger._open.set(book)
     failure: BaseException | None = None
     try:
@@ -183,6 +192,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         failure = error
         raise
     finally:
+        faulthandler.cancel_dump_traceback_later()
         ledger._open.reset(token)
         state.done += 1
         data = result(pyfuncitem.function.tightrope_law, impl, book, failure)
@@ -196,12 +206,14 @@ def pytest_runtest_makereport(
     """A violated law reads as a finding, not as a traceback."""
     report = yield
     if call.when == "call" and call.excinfo is not None and is_law(item):
+        from tightrope.frozen import printable
         from tightrope.implementation import placed
         from tightrope.results import explain
 
         told = explain(item, call.excinfo, report)
         impl: Any = getattr(item, "funcargs", {})["impl"]
-        report.longrepr = placed(told, call.excinfo.value, impl)
+        told = placed(told, call.excinfo.value, impl)
+        report.longrepr = printable(told) if isinstance(told, str) else told
     if call.when == "call" and is_law(item):
         expected(item.config.stash[STATE].known, key(item), report)
     return report
@@ -224,7 +236,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         state, option = session.config.stash[STATE], session.config.getoption
         ours = any(str(a).startswith("tightrope.properties") for a in session.config.args)
-        if option("--tightrope-impl") or option("--tightrope-require-gpu") or ours:
+        if option("--tightrope-impl") or option("--tightrope-require-gpu") or state.record or ours:
             state.prove_usable()  # a wrong name or a missing GPU ends the run before workers start
         from tightrope.controller import Controller
 

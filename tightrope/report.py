@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tightrope.record import of_report
 from tightrope.results import SCHEMA
 
 Report = Mapping[str, Any]
@@ -37,8 +38,12 @@ def complete(report: Report) -> bool:
 def together(reports: Sequence[Report]) -> dict[str, Any]:
     """One report of several that ran different laws, as shards do.
 
-    Versions and device are the first one's. Raises ValueError for a law that two of them ran.
+    Versions and device are the first one's. Raises ValueError for a law that two of them ran, and
+    for budgets made under several records of a device.
     """
+    under = {of_report(r) for r in reports}
+    if len(under) > 1:
+        raise ValueError(f"expected reports under one record of a device, got {under}")
     results: dict[str, Any] = {}
     for report in reports:
         for key, result in report["results"].items():
@@ -48,7 +53,10 @@ def together(reports: Sequence[Report]) -> dict[str, Any]:
                 results[key] = result
     seconds = sum(r.get("seconds", 0) for r in reports)
     status = "complete" if all(map(complete, reports)) else "interrupted"
-    return {**reports[0], "seconds": seconds, "status": status, "results": results}
+    whole = {**reports[0], "seconds": seconds, "status": status, "results": results}
+    if len(reports) > 1:
+        whole["run"] = {**whole.get("run", {}), "shard": None}
+    return whole
 
 
 def new_failures(report: Report) -> dict[str, Any]:
@@ -109,9 +117,10 @@ def case_text(drawn: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def terms_text(terms: Mapping[str, float]) -> str:
-    """A budget, term by term, as a failure prints it."""
-    return "\n".join(f"  {float(bound):.3e}  {term}" for term, bound in terms.items())
+def terms_text(terms: Mapping[str, float], record: str | None = None) -> str:
+    """A budget, term by term, as a failure prints it. record: whose constants it has."""
+    lines = [f"  {float(bound):.3e}  {term}" for term, bound in terms.items()]
+    return "\n".join([*lines, f"  constants of record {record}"] if record else lines)
 
 
 def replay_command(path: str, key: str) -> str:

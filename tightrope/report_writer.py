@@ -37,8 +37,11 @@ def do_report(options: argparse.Namespace) -> int:
     changes = None
     if options.baseline:
         from tightrope.baseline import compare, read
+        from tightrope.shard import shard
 
-        changes = compare(read(options.baseline), report, options.growth)
+        one = report.get("run", {}).get("shard") if len(options.files) == 1 else None
+        part = shard(one) if one else None
+        changes = compare(read(options.baseline), report, options.growth, part)
     written = WRITERS[options.format](report, options.files[0], changes)
     if options.output:
         write_atomically(Path(options.output), written)
@@ -106,7 +109,8 @@ def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
         matrices.append((name, impls, rows))
     worst = [
         {"share": f"{share:.3f}", "where": f"{key} {output}",
-         "case": data.case_text(found["drawn"]), "terms": data.terms_text(found.get("terms", {}))}
+         "case": data.case_text(found["drawn"]), "terms": data.terms_text(
+            found.get("terms", {}), report["results"][key].get("record"))}
         for share, key, output, found in data.tightest(report)
     ]  # fmt: skip
     return {

@@ -42,10 +42,12 @@ def result(
         "informative": book.informative, "uninformative": book.uninformative,
         "settled": book.settled,
         "out_of_time": book.out_of_time, "compiles": count(), "device": current().name,
+        "record": book.record or None,
         "worst": {
             o: {"share": s, "drawn": _frozen(d), "terms": book.terms[o]}
             for o, (s, d) in book.worst.items()
         },
+        "limits": _limits(impl), "where": sorted(impl.where),
         "draws": book.draws.hexdigest(), "again": book.again, "quarantined": book.quarantined,
         "covered": {axis: dict(values) for axis, values in book.covered.items()},
     }  # fmt: skip
@@ -56,6 +58,20 @@ def result(
             "drawn": _frozen(drawn),
             "detail": dict(failure.detail) if isinstance(failure, Violation) else {},
         }
+    return found
+
+
+def _limits(impl: Implementation) -> dict[str, list[Any]]:
+    """Axis of the contract -> values that it may be drawn with, as text; of a range its ends."""
+    allowed = impl.allowed()
+    found: dict[str, list[Any]] = {}
+    for axis, domain in impl.contract.domain.items():
+        if isinstance(domain, range):
+            given = allowed.given.get(axis, domain)
+            ends = (given[0], given[-1]) if isinstance(given, range) else (min(given), max(given))
+            found[axis] = sorted(map(int, ends))
+        else:
+            found[axis] = [str(v) for v in allowed.values(axis)]
     return found
 
 
@@ -91,6 +107,8 @@ def explain(item: Any, excinfo: Any, report: Any) -> Any:
     lines += [f"  {label} = {value!r}" for label, value in _drawn(item, data).items()]
     violated = excinfo.errisinstance(Violation)
     found = str(excinfo.value) if violated else raised(excinfo.value, item.funcargs["impl"])
+    if violated and data["record"] and data["record"] not in found:
+        found += f"\nconstants of record {data['record']}"
     told = "\n".join([*lines, "", found or type(excinfo.value).__name__, "", replay])
     if violated or found:
         return told

@@ -25,11 +25,23 @@ def choose(state: State, items: list[pytest.Item]) -> list[pytest.Item]:
     """
     laws = [i for i in items if is_law(i) and not i.get_closest_marker("skip")]
     state.known.meet(map(key, laws))
+    state.known.unmatched += sorted({told for i in laws for told in _like_no_case(state.known, i)})
     for item in laws:
         entry = state.known.quarantined(key(item))
         if entry:
             item.add_marker(pytest.mark.skip(reason=f"{QUARANTINED}{entry}"))
     return [i for i in items if not is_law(i) or inside(key(i), state.part)]
+
+
+def _like_no_case(known: Known, item: Any) -> list[str]:
+    """What entries ask of a law's cases that none of its contract's has."""
+    spec = item.callspec.params["impl"].contract
+    return [
+        f"{entry.place}: case: no case of {spec.name} has {name} = {value!r}"
+        for entry in known.cases(key(item))
+        for name, value in entry.case.items()
+        if value not in spec.domain.get(name, ())
+    ]
 
 
 def expected(known: Known, name: str, report: pytest.TestReport) -> None:

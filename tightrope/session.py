@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tightrope import known, memory_limit
+from tightrope import blackbox, known, memory_limit, record
 
 MARGIN = 7.0  # seconds of --max-seconds kept for start-up of the last law and for the report
 
@@ -36,6 +38,9 @@ class State:
             self.end = began + max(1.0, seconds - MARGIN)
         self.part = config.getoption("--tightrope-shard")
         self.base = _read(config, "--tightrope-baseline", _baseline)
+        self.record = _read(config, "--tightrope-record", record.read)
+        if self.base:
+            self._prove_comparable()
         entries = _read(config, "--tightrope-known", known.read) or ()
         old = self.base["results"] if self.base else {}
         failing = frozenset(k for k, r in old.items() if r["outcome"] == "failed")
@@ -58,8 +63,18 @@ class State:
                 f"cases are kept on disk before they run, but there is no room for them: {error}; "
                 "$TIGHTROPE_STATE names another folder"
             ) from error
-        if self.chosen() != [BUNDLED] or self.config.getoption("--tightrope-require-gpu"):
+        early = self.record or self.config.getoption("--tightrope-require-gpu")
+        if self.chosen() != [BUNDLED] or early:
             self.subjects()
+
+    def _prove_comparable(self) -> None:
+        """Raise UsageError for a baseline whose budgets were made of other constants."""
+        was, now = record.of_report(self.base), self.record.id if self.record else None
+        if was != now:
+            raise pytest.UsageError(
+                "shares are compared under one record of the device: expected "
+                f"{was or 'none'} as in the baseline, got {now or 'none'} (--record=FILE)"
+            )
 
     def chosen(self) -> list[str]:
         from tightrope.subjects import chosen
@@ -77,6 +92,7 @@ class State:
                 device = prepare(
                     "cuda" if option("--tightrope-require-gpu") else option("--tightrope-device")
                 )
+                record.use(self.record, device)
                 self.impls = under_test(self.chosen(), option("--tightrope-dtype"))
             except (ImportError, LookupError, ValueError, RuntimeError) as error:
                 raise pytest.UsageError(str(error)) from error
@@ -125,3 +141,27 @@ def home(item: pytest.Item) -> str:
     if str(path.parent) in import_module("tightrope.properties").__path__:
         return f"tightrope.properties.{path.stem}"
     return os.path.relpath(path, item.config.invocation_params.dir)
+
+
+def patience(config: pytest.Config) -> float:
+    """Seconds after which pytest-timeout ends a law; 0 without it."""
+    try:
+        return float(config.getoption("timeout", None) or config.getini("timeout") or 0)
+    except ValueError:  # an ini option of a plugin that is not loaded
+        return 0.0
+
+
+class Interrupt(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: told from a KeyboardInterrupt that a kernel raises."""
+
+
+def interrupt(*_: Any) -> Any:
+    """A signal's handler."""
+    raise Interrupt
+
+
+def watch_the_gil(config: pytest.Config) -> None:
+    """End a worker whose kernel holds the GIL for good: pytest-timeout's thread cannot run then."""
+    seconds = patience(config)
+    if seconds and sys.__stderr__ is not None and blackbox.worker() != "main":
+        faulthandler.dump_traceback_later(seconds + 5.0, exit=True, file=sys.__stderr__)

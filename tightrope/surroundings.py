@@ -1,7 +1,8 @@
-"""What a call must leave as it was: torch's settings, which every later call of a process reads."""
+"""What a call must leave as it was: settings that every later call of a process reads."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 from tightrope.budget import Violation
 
+FOLDER = "working directory"
 Setting = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
 
@@ -31,6 +33,7 @@ def settings() -> tuple[Setting, ...]:
          torch.set_float32_matmul_precision),
         ("number of threads", torch.get_num_threads, torch.set_num_threads),
         ("seed", torch.initial_seed, torch.manual_seed),
+        (FOLDER, os.getcwd, os.chdir),
     ]  # fmt: skip
     if torch.cuda.is_initialized():
         found += [
@@ -64,5 +67,6 @@ def _put_back(watched: tuple[Setting, ...], before: list[Any]) -> list[str]:
         new = get()
         if new != old:
             put(old)
-            changed.append(f"torch's {name} (was {old}, is {new})")
+            whose = "the" if name == FOLDER else "torch's"
+            changed.append(f"{whose} {name} (was {old}, is {new})")
     return changed
