@@ -134,6 +134,8 @@ def _check(
         refuse("q_offset", "an int, the same for all sequences", repr(offset), TypeError)
     check_attention(q, k, v, **options)
     check_plain(q, k, v)
+    if not sharding.seqlen_k - 2**31 <= offset < 2**31 - sharding.seqlen_q:  # of every pair of runs
+        refuse("q_offset", "a number of 32 bits less the lengths", offset)
     for name, x, length in (("q", q, sharding.seqlen_q), ("k", k, sharding.seqlen_k)):
         rows = held(length, sharding.ranks, sharding.scheme, rank)
         if x.shape[2] != rows:

@@ -44,7 +44,7 @@ class Merging:
         """What the logarithm of a weight exp(-gap) is off, gap known to the kernel: two roundings,
         log2(e) as a float32 and the exponential."""
         rounding = half_ulp(gap) + LN2 * half_ulp((gap + half_ulp(gap)) / LN2 * (1 + FROM_LOG2E))
-        return rounding + FROM_LOG2E * gap * (1 + 4 * U) + np.log1p(self.rounding.exp)
+        return rounding + FROM_LOG2E * gap * (1 + 4 * U) - np.log1p(-self.rounding.exp)
 
     def summed(self) -> float:
         """Relative to sums of |weight x out|: product, sum, denominator, quotient."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import numpy as np
@@ -19,6 +20,7 @@ from tightrope.impls.ring_attention import ring_attention
 from tightrope.law import strategy
 from tightrope.oracles.ring_attention import CONTRACT, RingAttentionCase
 from tightrope.ring_pool import RanksLost, on_ranks, packed, pool
+from tightrope.ring_rank import unpacked
 from tightrope.verdict import judge
 
 # kernel -> the law named for it; test_matches_oracle, where a kernel is not listed
@@ -176,11 +178,41 @@ def test_a_rank_that_hangs_dies_or_fails_ends_the_call_and_the_next_one_runs(
         ({"causal": 1}, "causal: expected True or False, got 1"),
         ({"q_offset": None}, "q_offset: expected an int, the same for all sequences, got None"),
         ({"partial_dtype": torch.bfloat16}, "partial_dtype: expected torch.float32 or"),
+        ({"causal": True, "q_offset": 2**31 - 1}, "q_offset: expected a number of 32 bits less"),
     ],
 )
 def test_bad_input_is_refused_in_the_rank_before_anything_is_sent(change, told):
     with pytest.raises((TypeError, ValueError), match=told):
         pool(current().kind).call(ring_attention, shards(), {**OPTIONS, **change})
+
+
+def slow(q, k, v, group, **options):
+    time.sleep(2)
+    return ring_attention(q, k, v, group, **options)
+
+
+def test_an_interrupted_call_leaves_no_answers_for_the_next_one():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    ones = [[packed(torch.ones(1, 1, 4, 16, dtype=torch.float16))] * 3] * 2
+    pool(current().kind)  # started, so that the alarm meets the call
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pool(current().kind).call(slow, ones, OPTIONS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    first = pool(current().kind).call(ring_attention, shards(), OPTIONS)[0]
+    assert not unpacked(first[0], current().kind).any()  # of zeros, not of ones
+
+
+def test_ranks_of_another_kind_of_device_are_refused():
+    other = {"cpu": "cuda", "cuda": "cpu"}[current().kind]
+    with pytest.raises(ValueError, match=f"device: expected {current().kind}, .*, got {other}"):
+        pool(other)
 
 
 def test_ranks_beyond_the_pool_are_refused():

@@ -10,6 +10,8 @@ import atexit
 import multiprocessing
 import os
 import shutil
+import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +21,10 @@ from typing import Any
 
 import torch
 
+from tightrope.device import current
 from tightrope.ring_rank import Answer, Call, Packed, packed, serve, unpacked
 from tightrope.ring_shards import spans
+from tightrope.validate import refuse
 
 SIZE = 4  # ranks of a pool
 PATIENCE = 60.0  # seconds for a call; kernels compile on their first
@@ -42,19 +46,28 @@ class Pool:
         self.processes: list[Any] = []
         self.connections: list[Any] = []
         self.broken = False
+        self.owner = os.getpid()
+        try:
+            self._start(kind)
+        except BaseException:  # Ctrl-C among them
+            self.close()
+            raise
+
+    def _start(self, kind: str) -> None:
         # One process imports torch, with the interpreter or without, and the ranks fork from it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tightrope.ring_preload"])
         store = str(self.folder / "store")
-        for rank in range(size):
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, store, kind, PATIENCE, theirs)
+            arguments = (rank, self.size, store, kind, START, theirs)
             process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
             self.connections.append(ours)
-        self._answers(range(size), START)
+            _impatient(ours)
+        self._answers(range(self.size), START)
 
     def call(
         self, local: Callable[..., Any], tensors: Sequence[Sequence[Packed]], options: Any,
@@ -65,18 +78,25 @@ class Pool:
         local: a function of a module, found by its name. Raises what a rank raised (TypeError,
         ValueError, or RuntimeError for others), RanksLost for one that is silent.
         """
+        try:
+            return self._call(local, tensors, options, patience)
+        except BaseException:  # also Ctrl-C and time-outs: answers or messages may be on their way
+            self.close()
+            raise
+
+    def _call(
+        self, local: Callable[..., Any], tensors: Sequence[Sequence[Packed]], options: Any,
+        patience: float,
+    ) -> list[Sequence[Packed]]:  # fmt: skip
         ranks = len(tensors)
         try:
             for rank, given in enumerate(tensors):
                 self.connections[rank].send(Call(local, ranks, given, options))
         except OSError as error:
-            self.close()
             raise RanksLost(f"a rank is gone: {error}") from error
         answers = self._answers(range(ranks), patience)
         for rank, answer in answers.items():
             if answer.error is not None:
-                if len(answers) < ranks:
-                    self.close()  # the others wait for it
                 answer.error.add_note(f"in rank {rank} of {ranks}:\n{answer.place}")
                 raise answer.error
         return [answers[rank].tensors for rank in range(ranks)]
@@ -112,24 +132,38 @@ class Pool:
 
     def close(self) -> None:
         """End all ranks, whatever they do. May be called again."""
-        if self.broken:
+        if self.broken or self.owner != os.getpid():  # a fork's copy is not its to end
             return
         self.broken = True
         for process in self.processes:
             process.kill()
-        for process, connection in zip(self.processes, self.connections, strict=True):
+        for process in self.processes:
             process.join(5)
+        for connection in self.connections:
             connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _impatient(connection: Any) -> None:
+    """Reads and writes that stall for PATIENCE seconds raise BlockingIOError."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(PATIENCE), 0))
 
 
 _pools: dict[str, Pool] = {}
 
 
 def pool(kind: str) -> Pool:
-    """This process's ranks, started on first use and again after they were lost."""
+    """This process's ranks, started on first use and again after they were lost.
+
+    Raises ValueError for a kind of device that is not this process's: its forkserver, and all that
+    was prepared in it, is of one.
+    """
+    if kind != current().kind:
+        refuse("device", f"{current().kind}, as this process has prepared", kind)
     old = _pools.get(kind)
-    if old is None or old.broken:
+    if old is None or old.broken or old.owner != os.getpid():
         os.environ["TIGHTROPE_DEVICE"] = kind  # what the preloaded modules go by
         _pools[kind] = Pool(kind)
     return _pools[kind]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +69,15 @@ def serve(
     "cpu". timeout: seconds after which a rank gives up waiting for another.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that calls decides
+    folder = Path(store).parent
+    threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     prepare(kind)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
         timeout=timedelta(seconds=timeout),
     )  # fmt: skip
-    groups = _groups(size, kind)
+    groups = _groups(size, kind, timedelta(seconds=timeout))
     device = torch.device("cpu")
     if kind == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -81,8 +86,7 @@ def serve(
     while True:
         try:
             call = connection.recv()
-        except EOFError:  # killed, so that nobody else takes the folder away
-            shutil.rmtree(Path(store).parent, ignore_errors=True)
+        except EOFError:
             break
         except Exception as error:  # the function cannot be imported here
             connection.send(Answer((), RuntimeError(f"{type(error).__name__}: {error}")))
@@ -93,11 +97,20 @@ def serve(
     dist.destroy_process_group()
 
 
-def _groups(size: int, kind: str) -> dict[int, Any]:
+def _leave_with_parent(folder: Path) -> None:
+    """Wait for the end of the process that calls, killed perhaps, and end, whatever goes on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _groups(size: int, kind: str, timeout: timedelta) -> dict[int, Any]:
     """A group of the first n ranks for every n; of NCCL where each has a GPU of its own."""
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     return {
-        n: dist.new_group(list(range(n)), backend="nccl" if 2 <= n <= gpus else "gloo")
+        n: dist.new_group(list(range(n)), timeout, "nccl" if 2 <= n <= gpus else "gloo")
         for n in range(1, size + 1)
     }
 
