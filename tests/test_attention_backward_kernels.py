@@ -131,7 +131,7 @@ def test_strides_do_not_matter(layout: str) -> None:
     x = given({"causal": True}, batch=2)
     usual = attention_backward(**x, causal=True)
     if HOME != "cpu" and layout in GENERAL:
-        pytest.skip("on a GPU the order of a row's sum depends on the build; a law holds budgets")
+        pytest.skip("a GPU build has its own bits; test_strided_equals_contiguous judges them")
     odd = {name: LAYOUTS[layout](t) for name, t in x.items()}
     assert same(attention_backward(**odd, causal=True), usual)
     assert same(attention_backward(**{**x, "dout": odd["dout"]}, causal=True), usual)
