@@ -20,14 +20,19 @@ chosen: dict[str, Any] = {
 }  # the plugin changes it before laws are imported
 
 
-def choose(profile: str, examples: int | None = None, shrink: bool = True) -> None:
+def choose(
+    profile: str, examples: int | None = None, shrink: bool = True, seeded: bool = False
+) -> None:
     """Set what laws that are defined from now on run with.
 
     examples: in place of the profile's. shrink: whether a failure is made smaller before it is
-    told.
+    told. seeded: whether a seed was asked for; without, dev leaves it to Hypothesis, which draws
+    the same cases each time on CI.
     """
     chosen.clear()
     chosen.update(PROFILES[profile], shrink=shrink)
+    if seeded:
+        chosen.setdefault("derandomize", False)
     if examples:
         chosen["max_examples"] = examples
 

@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         option("--tightrope-profile") or "dev",
         option("--tightrope-examples"),
         not option("--tightrope-no-shrink"),
+        option("hypothesis_seed", None) is not None,
     )
     replay = config.getoption("--tightrope-replay")
     only = option("--tightrope-only")
