@@ -16,6 +16,7 @@ from tightrope.baseline import Change
 from tightrope.cli import _parser, _split, main
 from tightrope.report import facts, headline, load, tightest, together
 from tightrope.report_writer import STEP_SUMMARY, html, markdown
+from tightrope.results import failure_file
 
 STORY = "q[0] = 1.5 (float16), exact value 1\n  6.1e-08  products | rounded to `float32`"
 DRAWN = {"case": {"case": {"tokens": 3, "dtype": "float16"}}, "cuts": [1, 2]}
@@ -169,3 +170,16 @@ def test_the_commands_of_the_recipes_are_understood():
     for command in found:
         ours, _ = _split(shlex.split(command))
         _parser().parse_args(ours)
+
+
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_a_report_that_lacks_what_is_shown_is_refused_by_name(tmp_path, capsys, form):
+    data = report()
+    next(iter(data["results"].values())).pop("law")
+    (tmp_path / "odd.json").write_text(json.dumps(data))
+    assert main(["report", str(tmp_path / "odd.json"), f"--format={form}"]) == 4
+    assert "a report lacks what its tables show: KeyError: 'law'" in capsys.readouterr().err
+
+
+def test_names_that_differ_in_punctuation_have_failure_files_of_their_own():
+    assert failure_file("a::b[x-y]") != failure_file("a::b[x/y]") == failure_file("a::b[x/y]")

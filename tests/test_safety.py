@@ -6,6 +6,7 @@ import json
 import os
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 import torch
 from misbehaving import ADAPTER
@@ -85,6 +86,7 @@ STATES = {
     "precision of float32 products": lambda: torch.set_float32_matmul_precision("medium"),
     "number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     "seed": lambda: torch.manual_seed(20261130),
+    "handling of floating-point errors": lambda: np.seterr(over="raise"),
     "working directory": lambda: os.chdir("/"),
 }
 
@@ -97,7 +99,7 @@ def test_what_a_kernel_changes_for_the_process_is_told_and_put_back(name):
         return outputs
 
     with kept("the test"):  # not itself a change
-        with pytest.raises(GlobalState, match=f"attack changed.*(?:torch's|the) {name} "):
+        with pytest.raises(GlobalState, match=f"attack changed.*(?:torch's|NumPy's|the) {name} "):
             check(changing)
         check(rotated)
 

@@ -42,7 +42,11 @@ def do_report(options: argparse.Namespace) -> int:
         one = report.get("run", {}).get("shard") if len(options.files) == 1 else None
         part = shard(one) if one else None
         changes = compare(read(options.baseline), report, options.growth, part)
-    written = WRITERS[options.format](report, options.files[0], changes)
+    try:
+        written = WRITERS[options.format](report, options.files[0], changes)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        missing = f"{type(error).__name__}: {error}"
+        raise ValueError(f"a report lacks what its tables show: {missing}") from error
     if options.output:
         write_atomically(Path(options.output), written)
     else:

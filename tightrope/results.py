@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -80,9 +81,10 @@ def _frozen(drawn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_file(key: str) -> Path:
-    """Where a failure is kept; file systems limit a name to 255 bytes."""
+    """Where a failure is kept: its name as far as file systems take it, and a digest of it all."""
     name = re.sub(r"[^\w.-]+", "-", key).strip("-").encode()[-200:].decode(errors="ignore")
-    return state_folder() / "failures" / f"{name}.json"
+    digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+    return state_folder() / "failures" / f"{name}-{digest}.json"
 
 
 def keep(key: str, data: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from tightrope.budget import Violation
 
-FOLDER = "working directory"
+FOLDER, FLOATING = "working directory", "handling of floating-point errors"
+OWNERS = {FOLDER: "the", FLOATING: "NumPy's"}
 Setting = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
 
@@ -21,6 +22,7 @@ class GlobalState(Violation):
 @cache
 def settings() -> tuple[Setting, ...]:
     """(name, getter, setter) of what is watched; CUDA's if it has been started."""
+    import numpy as np
     import torch
 
     found: list[Setting] = [
@@ -33,6 +35,7 @@ def settings() -> tuple[Setting, ...]:
          torch.set_float32_matmul_precision),
         ("number of threads", torch.get_num_threads, torch.set_num_threads),
         ("seed", torch.initial_seed, torch.manual_seed),
+        (FLOATING, np.geterr, lambda old: np.seterr(**old)),
         (FOLDER, os.getcwd, os.chdir),
     ]  # fmt: skip
     if torch.cuda.is_initialized():
@@ -67,6 +70,6 @@ def _put_back(watched: tuple[Setting, ...], before: list[Any]) -> list[str]:
         new = get()
         if new != old:
             put(old)
-            whose = "the" if name == FOLDER else "torch's"
+            whose = OWNERS.get(name, "torch's")
             changed.append(f"{whose} {name} (was {old}, is {new})")
     return changed
