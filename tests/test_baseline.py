@@ -176,3 +176,4 @@ def test_on_ci_a_seed_counts_and_without_one_the_cases_are_fixed(tmp_path):
     assert first == draws("--seed=1")
     assert not set(first) & set(draws("--seed=2"))
     assert draws() == draws()
+    assert draws("--profile=nightly") != draws("--profile=nightly")

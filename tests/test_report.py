@@ -173,13 +173,22 @@ def test_the_commands_of_the_recipes_are_understood():
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
-def test_a_report_that_lacks_what_is_shown_is_refused_by_name(tmp_path, capsys, form):
-    data = report()
-    next(iter(data["results"].values())).pop("law")
-    (tmp_path / "odd.json").write_text(json.dumps(data))
-    assert main(["report", str(tmp_path / "odd.json"), f"--format={form}"]) == 4
-    assert "a report lacks what its tables show: KeyError: 'law'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("spoil", "trouble"),
+    [
+        (lambda data: next(iter(data["results"].values())).pop("law"), "KeyError: 'law'"),
+        (lambda data: data.update(run=None), "AttributeError"),
+        (lambda data: data.update(seconds="1"), "TypeError"),
+    ],
+)
+def test_json_that_is_no_whole_report_is_refused_by_name(tmp_path, capsys, form, spoil, trouble):
+    data, file = report(), tmp_path / "odd.json"
+    spoil(data)
+    file.write_text(json.dumps(data))
+    assert main(["report", str(file), f"--format={form}"]) == 4
+    told = capsys.readouterr().err
+    assert f"{file}: expected reports as `run` writes them, got {trouble}" in told
 
 
 def test_names_that_differ_in_punctuation_have_failure_files_of_their_own():
-    assert failure_file("a::b[x-y]") != failure_file("a::b[x/y]") == failure_file("a::b[x/y]")
+    assert failure_file("a::b[x-y]") != failure_file("a::b[x/y]")

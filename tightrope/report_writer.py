@@ -31,6 +31,22 @@ def verb(verbs: Any) -> None:
 
 def do_report(options: argparse.Namespace) -> int:
     from tightrope.blackbox import write_atomically
+
+    try:
+        written = _written(options)
+    except (AttributeError, LookupError, TypeError) as error:  # JSON, but not as a run writes it
+        files, trouble = ", ".join(options.files), f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{files}: expected reports as `run` writes them, got {trouble}"
+        ) from error
+    if options.output:
+        write_atomically(Path(options.output), written)
+    else:
+        sys.stdout.write(written)
+    return 0
+
+
+def _written(options: argparse.Namespace) -> str:
     from tightrope.report import load, together
 
     report = together([load(file) for file in options.files])
@@ -42,16 +58,7 @@ def do_report(options: argparse.Namespace) -> int:
         one = report.get("run", {}).get("shard") if len(options.files) == 1 else None
         part = shard(one) if one else None
         changes = compare(read(options.baseline), report, options.growth, part)
-    try:
-        written = WRITERS[options.format](report, options.files[0], changes)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        missing = f"{type(error).__name__}: {error}"
-        raise ValueError(f"a report lacks what its tables show: {missing}") from error
-    if options.output:
-        write_atomically(Path(options.output), written)
-    else:
-        sys.stdout.write(written)
-    return 0
+    return WRITERS[options.format](report, options.files[0], changes)
 
 
 def markdown(report: Mapping[str, Any], path: str, changes: list[Any] | None = None) -> str:
