@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from test_core_attacks_runs import ENVIRONMENT
-from test_plugin import adapter
+from test_plugin import adapter, run
 
 from tightrope.baseline import read
 from tightrope.report import complete, load
@@ -67,6 +67,21 @@ def test_a_signal_ends_the_run_with_a_report(tmp_path, workers, sent):
     assert any(r["outcome"] == "passed" for r in report["results"].values())
     with pytest.raises(ValueError, match="interrupted"):
         read(str(tmp_path / "report.json"))
+
+
+DEAF = """import os, signal, time
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except BaseException:
+        pass"""
+
+
+def test_a_signal_that_a_kernel_swallows_ends_the_run_all_the_same(tmp_path):
+    adapter(tmp_path, extra=DEAF)
+    done = run(tmp_path, "-k", "matches_oracle or halving", "--report=report.json")
+    assert done.returncode == 2, done.stdout
+    assert load(tmp_path / "report.json")["status"] == "interrupted"
 
 
 def test_a_worker_that_is_killed_loses_its_own_case_only_and_tells_it(tmp_path):

@@ -13,10 +13,11 @@ import pytest
 from tightrope import blackbox
 from tightrope.deaths import death
 from tightrope.frozen import text
+from tightrope.interrupts import interrupt
 from tightrope.plugin import STATE
 from tightrope.results import SCHEMA, keep
 from tightrope.selection import QUARANTINED, expected, skipped
-from tightrope.session import interrupt, patience
+from tightrope.session import patience
 
 REWRITE = 5.0  # seconds between two writes of a growing report
 RUN = ("profile", "examples", "max-seconds", "shard", "dtype")  # options that a report tells

@@ -11,6 +11,7 @@ import numpy as np
 from tightrope import blackbox, ledger
 from tightrope.budget import Violation
 from tightrope.frozen import freeze
+from tightrope.interrupts import not_lost
 from tightrope.profiles import PROFILES
 from tightrope.verdict import judge, terms_at
 
@@ -52,6 +53,7 @@ class Law:
 
     def run(self, impl: Any, draw: Callable[[Any, str], Any]) -> None:
         """One case: draw, note, check. `draw(strategy, label)` is Hypothesis's or a recording."""
+        not_lost()
         book = ledger.opened()
         values = {"case": draw(strategy(impl), "case")}
         for label, drawn in self.drawn.items():

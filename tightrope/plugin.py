@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
+from tightrope.interrupts import forget, interrupt
 from tightrope.options import pytest_addoption as pytest_addoption
 from tightrope.selection import choose, expected, is_law
-from tightrope.session import State, home, interrupt, key, watch_the_gil
+from tightrope.session import State, home, key, watch_the_gil
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "law(name): a law of the named contracts (tightrope)")
     _choose_gpu()
+    forget()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     from tightrope import law

@@ -151,15 +151,6 @@ def patience(config: pytest.Config) -> float:
         return 0.0
 
 
-class Interrupt(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: told from a KeyboardInterrupt that a kernel raises."""
-
-
-def interrupt(*_: Any) -> Any:
-    """A signal's handler."""
-    raise Interrupt
-
-
 def watch_the_gil(config: pytest.Config) -> None:
     """End a worker whose kernel holds the GIL for good: pytest-timeout's thread cannot run then."""
     seconds = patience(config)
