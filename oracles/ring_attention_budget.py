@@ -20,13 +20,9 @@ from tightrope.oracles.attention_budget import Forward, forward
 from tightrope.oracles.attention_inputs import stated
 from tightrope.oracles.attention_numbers import OUTWARD
 from tightrope.oracles.attention_problem import Problem
-from tightrope.oracles.ring_attention_merges import (
-    BLOCKS,
-    Merging,
-    State,
-    chained,
-    in_any_order,
-)
+from tightrope.oracles.ring_attention_chain import chained
+from tightrope.oracles.ring_attention_merges import Merging, in_any_order
+from tightrope.oracles.ring_attention_states import BLOCKS, State
 from tightrope.ring_shards import owners, spans
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from test_plugin import adapter, run
 
 from tightrope.baseline import read
 from tightrope.report import complete, load
+from tightrope.report_writer import markdown
 
 SLOW = "import time; time.sleep(0.1)"
 
@@ -65,6 +66,12 @@ def test_a_signal_ends_the_run_with_a_report(tmp_path, workers, sent):
     assert report["status"] == "interrupted"
     assert not complete(report)
     assert any(r["outcome"] == "passed" for r in report["results"].values())
+    cut = [r for r in report["results"].values() if r["outcome"] == "unfinished"]
+    assert len(cut) == 1
+    assert 0 <= cut[0]["cases"] < 6
+    assert cut[0]["law"] in cut[0]["key"]
+    assert f"unfinished: {cut[0]['dtype']} ({cut[0]['cases']})" in markdown(report, "report.json")
+    assert not running(tmp_path)
     with pytest.raises(ValueError, match="interrupted"):
         read(str(tmp_path / "report.json"))
 

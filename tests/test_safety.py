@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_each_ends_as_its_own_result_and_the_run_goes_on(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["status"] == "complete"
+    assert not list(tmp_path.glob("running-*"))
     ended = {
         r["implementation"]: r.get("failure", {}).get("kind") for r in report["results"].values()
     }
@@ -88,6 +90,9 @@ STATES = {
     "seed": lambda: torch.manual_seed(20261130),
     "handling of floating-point errors": lambda: np.seterr(over="raise"),
     "working directory": lambda: os.chdir("/"),
+    "draws of a random generator: random": random.random,
+    "draws of a random generator: numpy.random": np.random.standard_normal,
+    "draws of a random generator: torch": lambda: torch.rand(1),
 }
 
 
@@ -99,7 +104,9 @@ def test_what_a_kernel_changes_for_the_process_is_told_and_put_back(name):
         return outputs
 
     with kept("the test"):  # not itself a change
-        with pytest.raises(GlobalState, match=f"attack changed.*(?:torch's|NumPy's|the) {name} "):
+        with pytest.raises(
+            GlobalState, match=f"attack changed.*(?:torch's|NumPy's|the) {name}(?: |$)"
+        ):
             check(changing)
         check(rotated)
 

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _context: dict[str, Any] = {}
 _began = 0.0
 _length = 0  # of the record on disk
 _descriptor: int | None = None
+_left = False  # the file is to be read after the end of this process
 
 
 def state_folder() -> Path:
@@ -47,12 +49,25 @@ def running_file(name: str | None = None, run: str | None = None) -> Path:
 
 
 def finish() -> None:
-    """Nothing runs any more: take the file away."""
+    """Nothing runs any more: take the file away, unless a law was interrupted."""
     global _descriptor
     if _descriptor is not None:
         os.close(_descriptor)
         _descriptor = None
-        running_file().unlink(missing_ok=True)
+        if not _left:
+            running_file().unlink(missing_ok=True)
+
+
+def leave(end: BaseException | None) -> None:
+    """A law has ended. One that was interrupted is told by the controller, from this file."""
+    global _left
+    _left = _left or isinstance(end, KeyboardInterrupt)
+
+
+def forget(name: str, run: str | None) -> None:
+    """What a worker that is gone left has been told: take it away."""
+    with suppress(OSError):
+        running_file(name, run).unlink(missing_ok=True)
 
 
 def begin() -> None:
@@ -95,7 +110,7 @@ def lost(impl: Implementation, case: Any, error: BaseException) -> None:
         os._exit(70)
 
 
-def last(name: str, run: str, over: bool = False) -> Mapping[str, Any] | None:
+def last(name: str, run: str | None, over: bool = False) -> Mapping[str, Any] | None:
     """What a dead worker of a run was running or, if `over`, had run last; or None."""
     try:
         words = running_file(name, run).read_text()

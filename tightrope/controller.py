@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tightrope import blackbox
-from tightrope.deaths import death
+from tightrope.deaths import death, unfinished
 from tightrope.frozen import text
 from tightrope.interrupts import interrupt
 from tightrope.plugin import STATE
-from tightrope.results import SCHEMA, keep
+from tightrope.results import REPLAY, SCHEMA, keep
 from tightrope.selection import QUARANTINED, expected, skipped
 from tightrope.session import patience
 
@@ -35,11 +35,13 @@ class Controller:
         self.trouble: OSError | None = None
         self.status = "running"
         self.unmatched: list[str] = []
+        self.workers: list[tuple[str, str | None]] = []
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, interrupt)  # an end like Ctrl-C's, with a report
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
+        self.workers.append((node.gateway.id, node.workerinput["testrunuid"]))
         if self.state.end is not None:
             node.workerinput["tightrope_end"] = self.state.end
 
@@ -58,7 +60,10 @@ class Controller:
         lines = [report.longrepr, f"{data['failure']['kind']}: {data['failure']['message']}"]
         if data["failure"]["drawn"]:
             case = data["failure"]["drawn"]["case"]["case"]
-            lines += [f"  case = {case}", keep(data["key"], data)]
+            told = keep(data["key"], data)
+            lines += [f"  case = {case}", told]
+            if told.startswith(REPLAY):  # it is on disk
+                blackbox.forget(report.node.gateway.id, report.node.workerinput["testrunuid"])
         report.longrepr = "\n".join(lines)
         report.user_properties = [("tightrope", text(data))]
         expected(self.state.known, data["key"], report)
@@ -169,10 +174,28 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         stopped = session.shouldfail or session.shouldstop or exitstatus in (2, 3)
         self.status = "interrupted" if stopped else "complete"
+        if stopped:
+            self.keep_unfinished()
+            for name, run in self.processes():
+                blackbox.forget(name, run)
         if self.path:
             self.try_to_write()
         if session.exitstatus == 0:
             session.exitstatus = self.verdict()
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.keep_unfinished()  # workers may end their law yet, unheard, and take their file away
+
+    def processes(self) -> list[tuple[str, str | None]]:
+        """(name, run) of those that run laws, as in the names of their files."""
+        return self.workers or [("main", None)]
+
+    def keep_unfinished(self) -> None:
+        """What laws had counted that the end of the run cuts off."""
+        for name, run in self.processes():
+            data = unfinished(name, run)
+            if data:
+                self.results.setdefault(data["key"], data)
 
     def verdict(self) -> pytest.ExitCode:
         """The status of a run in which no test failed."""

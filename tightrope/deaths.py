@@ -30,14 +30,31 @@ def death(key: str, node: Any, patience: float) -> dict[str, Any]:
         message += ", after this case's launch"
     found = {"key": key, "home": "", **_named(key), "outcome": "failed", "cases": 1}
     if case is not None:
-        found |= {k: case.get(k, "") for k in ("key", "home", "law")}
-        found |= {k: case[k] for k in ("contract", "implementation", "module", "source")}
-        found["dtype"] = case["case"].get("dtype", "")
+        found |= _told(case)
     found["failure"] = {
         "kind": kind, "message": message, "detail": {} if case else {"of_the_law": True},
         "drawn": case.get("drawn", {"case": {"case": case["case"]}}) if case else {},
     }  # fmt: skip
     return found
+
+
+def unfinished(name: str, run: str | None) -> dict[str, Any] | None:
+    """The result of the law that a worker (None: this process) was in when the run was ended.
+
+    Its counts are those before the case that ran, which is not judged.
+    """
+    case = blackbox.last(name, run) or blackbox.last(name, run, over=True)
+    if not case or "counts" not in case:
+        return None
+    counts = {**case["counts"], "cases": case["counts"]["cases"] - 1}
+    return {**_told(case), "outcome": "unfinished", **counts}
+
+
+def _told(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a case on disk, what its law's result says."""
+    found = {k: case.get(k, "") for k in ("key", "home", "law")}
+    found |= {k: case[k] for k in ("contract", "implementation", "module", "source")}
+    return {**found, "dtype": case["case"].get("dtype", "")}
 
 
 def _law(key: str) -> str:

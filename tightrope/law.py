@@ -69,7 +69,9 @@ class Law:
             return  # nothing smaller fails, as far as Hypothesis can tell: it stops shrinking
         book.begin(values)
         drawn = {label: freeze(value) for label, value in values.items()}
-        blackbox.about(law=self.name, key=book.key, home=book.home, drawn=drawn)
+        blackbox.about(
+            law=self.name, key=book.key, home=book.home, drawn=drawn, counts=book.counts()
+        )  # fmt: skip
         try:
             with np.errstate(all="ignore"):  # what a wrong kernel returns must not end as a warning
                 self.body(impl, **values)

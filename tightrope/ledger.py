@@ -71,6 +71,11 @@ class Ledger:
         for axis in self.axes:
             self.covered.setdefault(axis, Counter())[str(getattr(case, axis))] += 1
 
+    def counts(self) -> dict[str, int]:
+        """What was counted until now, as in a result."""
+        names = ("cases", "empty", "informative", "uninformative", "settled", "quarantined")
+        return {name: getattr(self, name) for name in names}
+
     def spend(
         self, output: str, share: float, terms: Callable[[], Mapping[str, float]] | None = None
     ) -> None:

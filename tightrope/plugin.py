@@ -197,6 +197,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     finally:
         faulthandler.cancel_dump_traceback_later()
         ledger._open.reset(token)
+        blackbox.leave(failure)
         state.done += 1
         data = result(pyfuncitem.function.tightrope_law, impl, book, failure)
         pyfuncitem.user_properties.append(("tightrope", text(data)))

@@ -23,6 +23,7 @@ from tightrope.law import Law
 from tightrope.ledger import Ledger
 
 SCHEMA = 1
+REPLAY = "replay: "  # starts what is said of a failure that was kept
 
 
 def result(
@@ -39,9 +40,7 @@ def result(
         "key": book.key, "home": book.home,
         "law": law.name, "contract": impl.contract_name, "implementation": impl.name,
         "module": impl.module, "source": impl.source, "dtype": next(iter(impl.limits["dtype"])),
-        "stranger": impl.stranger, "outcome": outcome, "cases": book.cases, "empty": book.empty,
-        "informative": book.informative, "uninformative": book.uninformative,
-        "settled": book.settled,
+        "stranger": impl.stranger, "outcome": outcome, **book.counts(),
         "out_of_time": book.out_of_time, "compiles": count(), "device": current().name,
         "record": book.record or None,
         "worst": {
@@ -49,7 +48,7 @@ def result(
             for o, (s, d) in book.worst.items()
         },
         "limits": _limits(impl), "where": sorted(impl.where),
-        "draws": book.draws.hexdigest(), "again": book.again, "quarantined": book.quarantined,
+        "draws": book.draws.hexdigest(), "again": book.again,
         "covered": {axis: dict(values) for axis, values in book.covered.items()},
     }  # fmt: skip
     if failure is not None:
@@ -94,7 +93,7 @@ def keep(key: str, data: Mapping[str, Any]) -> str:
         write_atomically(path, text({"schema": SCHEMA, "results": {key: data}}, indent=1))
     except OSError as error:
         return f"(not kept for replay: {error})"
-    return f"replay: tightrope replay {shlex.quote(str(path))}"
+    return f"{REPLAY}tightrope replay {shlex.quote(str(path))}"
 
 
 def explain(item: Any, excinfo: Any, report: Any) -> Any:

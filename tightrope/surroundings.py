@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 from tightrope.budget import Violation
 
 FOLDER, FLOATING = "working directory", "handling of floating-point errors"
+DRAWS = "draws of a random generator"
 OWNERS = {FOLDER: "the", FLOATING: "NumPy's"}
 Setting = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
@@ -37,6 +39,10 @@ def settings() -> tuple[Setting, ...]:
         ("seed", torch.initial_seed, torch.manual_seed),
         (FLOATING, np.geterr, lambda old: np.seterr(**old)),
         (FOLDER, os.getcwd, os.chdir),
+        # after the seed: putting that back starts its draws anew
+        (f"{DRAWS}: random", random.getstate, random.setstate),
+        (f"{DRAWS}: numpy.random", _of_numpy, _into_numpy),
+        (f"{DRAWS}: torch", _of_torch, _into_torch),
     ]  # fmt: skip
     if torch.cuda.is_initialized():
         found += [
@@ -44,6 +50,32 @@ def settings() -> tuple[Setting, ...]:
             ("current stream", torch.cuda.current_stream, torch.cuda.set_stream),
         ]
     return tuple(found)
+
+
+def _of_numpy() -> Any:
+    import numpy as np
+
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the one that all share
+    return name, keys.tobytes(), *rest  # type: ignore[union-attr]
+
+
+def _into_numpy(state: Any) -> None:
+    import numpy as np
+
+    keys = np.frombuffer(state[1], np.uint32)
+    np.random.set_state((state[0], keys, *state[2:]))  # noqa: NPY002
+
+
+def _of_torch() -> bytes:
+    import torch
+
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _into_torch(state: bytes) -> None:
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 @contextmanager
@@ -71,5 +103,6 @@ def _put_back(watched: tuple[Setting, ...], before: list[Any]) -> list[str]:
         if new != old:
             put(old)
             whose = OWNERS.get(name, "torch's")
-            changed.append(f"{whose} {name} (was {old}, is {new})")
+            told = f"{whose} {name} (was {old}, is {new})"
+            changed.append(f"the {name}" if name.startswith(DRAWS) else told)
     return changed

@@ -80,6 +80,9 @@ def cell(results: list[Mapping[str, Any]]) -> str:
     return " ".join(f"[{style}]{text}[/{style}]" if style else text for style, text in styled)
 
 
+UNFINISHED = "unfinished"
+
+
 def pieces(results: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(kind, text) pieces of a cell, all dtypes of one law on one implementation.
 
@@ -93,7 +96,9 @@ def pieces(results: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if len(known) < len(failed):
         named = [kinds(r) for r in failed if not r.get("known")]
         return [("bad", "FAIL"), ("", ", ".join(named)), *told]
-    held = [r for r in results if r["outcome"] != "failed"]
+    held = [r for r in results if r["outcome"] not in ("failed", UNFINISHED)]
+    cut = [f"{r['dtype']} ({r['cases']})" for r in results if r["outcome"] == UNFINISHED]
+    told += [("warn", f"unfinished: {', '.join(cut)}")] if cut else []
     if not any(r["cases"] for r in held):
         return told or [("warn", "not run")]
     judged = [(r.get("informative", 0), r.get("uninformative", 0)) for r in held]
