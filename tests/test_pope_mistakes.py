@@ -8,6 +8,7 @@ import pytest
 from attention_case_draws import drawn
 
 from tightrope import Arithmetic
+from tightrope.ledger import UNINFORMATIVE_SHARE
 from tightrope.oracles.pope_attention import CONTRACT, PopeAttentionCase
 from tightrope.oracles.pope_attention_cases import DATA, POSITIONS
 from tightrope.polar import EXPONENT_AS_PRINTED
@@ -39,7 +40,7 @@ def test_hardly_any_case_would_let_a_useless_model_pass(arithmetic, limited):
     cases = [c for c in some(150, **limited) if c.batch and c.seqlen_q and c.seqlen_k]
     found = [(useless(c, arithmetic), c) for c in cases]
     found = [(names, c) for names, c in found if names]
-    assert len({c.seed for _, c in found}) < 0.02 * len(cases), found
+    assert len({c.seed for _, c in found}) < UNINFORMATIVE_SHARE * len(cases), found
 
 
 def test_float32_angles_say_nothing_of_far_positions_with_growing_frequencies():
