@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -34,10 +33,7 @@ def tightrope(folder, *words, **environment):
     site = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": site, "TIGHTROPE_DEVICE": "cpu", **environment}
     env = {k: v for k, v in env.items() if not k.startswith(("PYTEST_", "TIGHTROPE_IMPL"))}
-    command = [sys.executable, "-m", "tightrope", *words]
-    return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    return preloaded.tightrope(folder, words, env)
 
 
 def adapter(folder, sign="1", extra="pass"):
