@@ -1,4 +1,4 @@
-"""The terms of PoPE's frequencies are tight where they dominate, in inv_freq and in the table."""
+"""Every term of PoPE's table is needed, and its own are tight where they dominate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from rope_table_kernels import F32, Tables, budgets, float32_kernel, frequencies
-from test_pope_table_budget import grant
+from rope_table_kernels import EXACT, F32, Tables, budgets, float32_kernel, frequencies
+from test_pope_table_budget import grant, largest_share
 from test_pope_table_frequencies import RETURNED
 
 from tightrope.arithmetic import Arithmetic
@@ -91,3 +91,33 @@ def test_each_term_is_tight_where_it_dominates(which: str, sign: int, output: st
 @pytest.mark.parametrize(("which", "sign", "output"), SHOWN)
 def test_a_term_four_times_too_wide_is_noticed(which: str, sign: int, output: str) -> None:
     assert np.median(worst_tightness(FAMILIES[which], sign, output, 4.0)) < 0.5
+
+
+@pytest.mark.parametrize("sign", EXPONENT_SIGNS)
+@pytest.mark.parametrize("which", FAMILIES)
+def test_deleting_a_term_of_inv_freq_is_noticed(which: str, sign: int) -> None:
+    family, worst = FAMILIES[which], 0.0
+    for seed in range(4):
+        case = replace(family.case, seed=seed, exponent_sign=sign, rope_theta=family.bases[0])
+        b = budgets(case, family.arithmetic)["inv_freq"]
+        error = np.abs(family.kernel(case, family.arithmetic)["inv_freq"] - b.expected) - b.oracle
+        name = next(name for name in b.terms if name.startswith(family.term))
+        assert (error <= b.bound + b.format.half_ulp(b.expected)).all()
+        worst = max(worst, float(b.without(name).tightness(b.expected + error).max()))
+    assert worst > 1
+
+
+ANGLES = {
+    "position rounded": grant(position="bfloat16", inv_freq_ulp=0),
+    "angle rounded": grant(**{**EXACT, "angle": "float32"}),
+    "angle within": grant(**EXACT, angle_error=2.0**-10, trig_ulp=0.5 + 2.0**-26),
+    "cos, sin": grant(**EXACT, trig_ulp=2.5),
+}
+
+
+@pytest.mark.parametrize("sign", EXPONENT_SIGNS)
+@pytest.mark.parametrize("term", ANGLES)
+def test_deleting_a_term_of_the_table_is_noticed(term: str, sign: int) -> None:
+    case = replace(NEAR, positions="random", start=2**10, span=2**16, exponent_sign=sign)
+    assert largest_share(case, ANGLES[term]) <= 1
+    assert largest_share(case, ANGLES[term], without=term) > 1

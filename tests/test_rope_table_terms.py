@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rope_table_kernels import EXACT, budgets, grant, long_angle
+from rope_table_kernels import EXACT, F32, budgets, grant, long_angle
+from test_rope_scaling_budget import amplified
 
 from tightrope.oracles.rope_table import RopeTableCase
 from tightrope.oracles.rope_table_budget import _trig
@@ -67,3 +68,16 @@ def test_a_power_outside_a_format_leaves_an_empty_promise() -> None:
     assert np.isfinite(bound).all()
     assert (bound[:, -1] >= 1).all()
     assert (bound[:, 1] < 0.5).all()
+
+
+def test_functions_rounded_before_attention_factor_need_their_term() -> None:
+    """cos and sin rounded and 1.5 ulp off, away from zero, then multiplied."""
+    worst = 0.0
+    for factor, budget in amplified("float32"):
+        near, value = float(np.float32(factor)), np.abs(budget.expected) / factor
+        moved = value + 1.5 * F32.ulp(np.minimum(value, 1 - F32.unit))
+        error = np.abs(near * moved - factor * value) - 2.0**-48
+        assert (error <= budget.bound).all()
+        name = next(term for term in budget.terms if term.startswith("cos, sin"))
+        worst = max(worst, float((error - budget.without(name).bound).max()))
+    assert worst > 0
