@@ -3,6 +3,7 @@
 CONTRACTS = (
     *("rope_table", "pope_table", "query_scale", "rope", "rope_backward"),
     *("attention", "attention_backward", "attention_varlen", "attention_paged", "merge_attention"),
-    "ring_attention",
-    *("rope_attention", "pope_attention"),
+    "attention_varlen_backward",
+    *("ring_attention", "ring_attention_backward"),
+    *("rope_attention", "pope_attention", "pope_attention_backward"),
 )

@@ -24,6 +24,7 @@ from tightrope.oracles.attention_backward_weights import (
     upstream_of,
     weights_of,
 )
+from tightrope.oracles.attention_dots import Scores
 from tightrope.oracles.attention_numbers import FLOAT32, NORMAL, OUTWARD, U64, U, half_ulp
 
 __all__ = ["STAGES", "backward"]
@@ -50,20 +51,24 @@ def backward(b: Backward, arithmetic: Mapping[str, Any]) -> dict[str, Budget]:
 
     Raises ValueError, naming the stage, for a value that has no budget.
     """
-    stages = Stages.of(b.forward, arithmetic)
-    state = state_of(b, stages)
-    w = weights_of(b, state, stages)
-    g = gradient_of(w, upstream_of(b, w, state, stages), slope_of(b, w, stages), stages,
-                    b.forward.softmax_scale)  # fmt: skip
-    scale = b.forward.softmax_scale
-    return {
-        "dq": _finished(_of_queries(b, g), b, stages, scale),
-        "dk": _finished(_of_keys(b, g), b, stages, scale),
-        "dv": _finished(_of_values(b, w, g.lost_rows, stages), b, stages, None),
-    }
+    stages, scale = Stages.of(b.forward, arithmetic), b.forward.softmax_scale
+    w, g = weighed(b, stages)
+    each = (of_queries(b, g), scale), (of_keys(b, g), scale), (of_values(b, w, g, stages), None)
+    found = (finished(p, b, stages, factor, p) for p, factor in each)
+    return dict(zip(("dq", "dk", "dv"), found, strict=True))
 
 
-def _of_queries(b: Backward, g: Gradient) -> Product:
+def weighed(b: Backward, stages: Stages, scores: Scores | None = None
+            ) -> tuple[Weights, Gradient]:  # fmt: skip
+    """P and dS. scores: instead of those of q and k, for operations that form q and k."""
+    state = state_of(b, stages, scores)
+    w = weights_of(b, state, stages, scores)
+    up, slope = upstream_of(b, w, state, stages), slope_of(b, w, stages)
+    return w, gradient_of(w, up, slope, stages, b.forward.softmax_scale)
+
+
+def of_queries(b: Backward, g: Gradient) -> Product:
+    """dq before the scale."""
     k, size = b.forward.k, np.abs(b.forward.k)
     terms = {name: np.abs(x @ k) for name, x in g.common.items()}
     terms |= {name: x @ size for name, x in g.alone.items()}
@@ -73,7 +78,8 @@ def _of_queries(b: Backward, g: Gradient) -> Product:
     return Product(g.ds @ k, terms, g.cast, k, 1, own, np.broadcast_to(lost, own.shape))
 
 
-def _of_keys(b: Backward, g: Gradient) -> Product:
+def of_keys(b: Backward, g: Gradient) -> Product:
+    """dk before the scale."""
     q, size = b.forward.q, np.abs(b.forward.q)
     every = {name: np.abs(x) for name, x in g.common.items()}
     for name, x in g.alone.items():
@@ -88,7 +94,8 @@ def _of_keys(b: Backward, g: Gradient) -> Product:
     return Product(centre, terms, left, q, b.group, own, np.broadcast_to(lost, own.shape))
 
 
-def _of_values(b: Backward, w: Weights, lost_rows: Array, stages: Stages) -> Product:
+def of_values(b: Backward, w: Weights, g: Gradient, stages: Stages) -> Product:
+    """dv, which is P^T dout."""
     size = np.abs(b.dout)
     left, cast = rounded_p(w, stages)
     errors = {
@@ -102,15 +109,17 @@ def _of_values(b: Backward, w: Weights, lost_rows: Array, stages: Stages) -> Pro
     terms = {name: over_the_group(_t(x) @ size, b.group) for name, x in errors.items()}
     count = b.group * b.forward.visible.sum(-2)[..., None] + 6
     own = over_the_group(_t(w.p * w.own) @ size + count * U64 * (_t(w.p) @ size), b.group)
-    lost = (b.forward.visible & lost_rows[..., None]) | left.lost
+    lost = (b.forward.visible & g.lost_rows[..., None]) | left.lost
     lost = over_the_group(lost.any(-2)[..., None], b.group)
     centre = over_the_group(_t(w.p) @ b.dout, b.group)
     lost = np.broadcast_to(lost > 0, own.shape)
     return Product(centre, terms, left.turned(), b.dout, b.group, own, lost)
 
 
-def _finished(p: Product, b: Backward, stages: Stages, scale: float | None) -> Budget:
-    """Sums, the scale and what is stored on the way; then T1, where the casts are declared."""
+def finished(p: Product, b: Backward, stages: Stages, scale: float | None, again: Product | None
+             ) -> Budget:  # fmt: skip
+    """Sums, the scale and what is stored on the way; then T1 of `again`, where the casts are
+    declared."""
     factor = 1.0 if scale is None else scale
     terms = {name: abs(factor) * x for name, x in p.terms.items()}
     terms["accumulation"] = abs(factor) * added(
@@ -120,9 +129,8 @@ def _finished(p: Product, b: Backward, stages: Stages, scale: float | None) -> B
     terms |= _last(p, terms, expected, scale, stages)
     own = abs(factor) * p.own + 2 * U64 * np.abs(expected)
     terms = {name: np.where(p.lost, np.inf, x * OUTWARD) for name, x in terms.items()}
-    return Budget(
-        expected, terms, b.forward.out_dtype, own * OUTWARD, _replay(p, own, stages, scale)
-    )
+    replay = again and _replay(again, own, stages, scale)
+    return Budget(expected, terms, b.forward.out_dtype, own * OUTWARD, replay)
 
 
 def _last(p: Product, terms: Terms, expected: Array, scale: float | None, stages: Stages) -> Terms:
@@ -130,11 +138,11 @@ def _last(p: Product, terms: Terms, expected: Array, scale: float | None, stages
     found: Terms = {}
     before = sum(terms.values(), np.zeros(expected.shape))
     if scale is not None:
-        found["scale"] = _scaled(np.abs(expected), before, scale)
+        found["scale"] = scaled(np.abs(expected), before, scale)
         if not stages.scaled:  # on q, k, dS or the sum, in base 2 or base e
             size = (np.abs(p.left.centre) + p.left.radius) @ np.abs(p.right)
             found["scale"] = found["scale"] + 4 * U * abs(scale) * over_the_group(size, p.group)
-            found["scale"] = found["scale"] + over_the_group(_underflow(p, stages), p.group)
+            found["scale"] = found["scale"] + over_the_group(underflow(p, stages), p.group)
     if stages.apart and p.group > 1:
         size = (np.abs(p.left.centre) + p.left.radius) @ np.abs(p.right)
         size = abs(scale or 1.0) * size * (1 + 2.0**-10)
@@ -144,7 +152,7 @@ def _last(p: Product, terms: Terms, expected: Array, scale: float | None, stages
     return found
 
 
-def _underflow(p: Product, stages: Stages) -> Array:
+def underflow(p: Product, stages: Stages) -> Array:
     """Of a scaled dS, q or k, and of its products, which may be subnormal: (F2a)."""
     left = np.abs(p.left.centre) + p.left.radius
     count = (left > 0).sum(-1)[..., None]
@@ -152,7 +160,8 @@ def _underflow(p: Product, stages: Stages) -> Array:
     return (NORMAL if stages.forward.flush else FLOAT32.tiny) * other * (count > 0)
 
 
-def _scaled(size: Array, before: Array, scale: float) -> Array:
+def scaled(size: Array, before: Array, scale: float) -> Array:
+    """What a product with the scale, a float32, is off; 0 where nothing is scaled."""
     constant = abs(float(np.float32(scale)) / scale - 1) + 2 * U64
     size = size + before
     return np.where(size > 0, constant * size + half_ulp(size * (1 + constant)), 0.0)
@@ -172,7 +181,7 @@ def _replay(p: Product, own: Array, stages: Stages, scale: float | None) -> Repl
     undecided = over_the_group(open_ @ np.abs(p.right), p.group)
     radius = abs(factor) * (undecided + added(near, open_, p.right, p.group, stages))
     if scale is not None:
-        radius = radius + _scaled(np.abs(centre), radius, scale)
+        radius = radius + scaled(np.abs(centre), radius, scale)
     radius = np.where(np.isfinite(radius) & ~p.lost, radius, np.inf)
     return Replay(centre, (radius + 2 * own) * OUTWARD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -63,17 +64,19 @@ class AttentionBackwardCase:
 OF_BOTH = tuple(
     f.name for f in fields(AttentionCase) if f.name in AttentionBackwardCase.__dataclass_fields__
 )
-DOMAIN: dict[str, tuple[Any, ...] | range] = {
-    **{name: v for name, v in attention_cases.DOMAIN.items() if name in OF_BOTH},
-    "data": MATTERS,
+OF_UPSTREAM: dict[str, tuple[Any, ...]] = {
     "data_dout": DATA_DOUT,
     "state": STATES,
     "layout_dout": attention_cases.LAYOUTS,
     "layout_out": LAYOUTS_OUT,
     "layout_lse": LAYOUTS_OUT,
 }
-AXES = (*(name for name in attention_cases.AXES if name in DOMAIN), "data_dout", "state",
-        "layout_dout", "layout_out", "layout_lse")  # fmt: skip
+DOMAIN: dict[str, tuple[Any, ...] | range] = {
+    **{name: v for name, v in attention_cases.DOMAIN.items() if name in OF_BOTH},
+    "data": MATTERS,
+    **OF_UPSTREAM,
+}
+AXES = (*(name for name in attention_cases.AXES if name in DOMAIN), *OF_UPSTREAM)
 
 NOT_HERE = ("without_lse",)
 RELATIONS = {name: x for name, x in attention_cases.RELATIONS.items() if name not in NOT_HERE}
@@ -97,30 +100,37 @@ def cases(limits: Limits) -> SearchStrategy[AttentionBackwardCase]:
 
     Raises ValueError if the limits leave no case.
     """
+    return differentiated(limits, "attention_backward", attention_cases, AttentionBackwardCase)
+
+
+def differentiated(limits: Limits, contract: str, of: Any, make: Any) -> SearchStrategy[Any]:
+    """Cases `make` of a contract: calls of its forward pass, and what comes from upstream.
+
+    of: the module with the forward pass's DOMAIN, RELATIONS and cases. Fields that `make` lacks may
+    be drawn, and are dropped. Raises ValueError if the limits leave no case.
+    """
     from hypothesis import strategies as st
 
     from tightrope.oracles.attention_draws import Draw
 
-    limits = attention_cases.related(limits, NARROWED_BY, "attention_backward")
-    calls = attention_cases.cases(_of_attention(limits))
+    limits = attention_cases.related(limits, NARROWED_BY, contract)
+    names = {f.name for f in fields(make)} - set(OF_UPSTREAM)
+    calls = of.cases(_of_forward(limits, of, names))
 
     @st.composite
-    def case(draw: Any) -> AttentionBackwardCase:
+    def case(draw: Any) -> Any:
         call = draw(calls)
         d = Draw(draw, st, limits)
-        return AttentionBackwardCase(
-            **{name: getattr(call, name) for name in OF_BOTH}, **_gradient(d)
-        )
+        return make(**{name: getattr(call, name) for name in names}, **_gradient(d))
 
     return case()
 
 
-def _of_attention(limits: Limits) -> Limits:
-    """The same limits of `attention`; a bias and a sink may be drawn, and are dropped."""
+def _of_forward(limits: Limits, of: Any, names: Collection[str]) -> Limits:
+    """The same limits of the forward pass."""
     given = {"data": limits.values("data"), **limits.given}
-    kept = {name: values for name, values in given.items() if name in OF_BOTH}
-    known = frozenset(limits.where) & frozenset(attention_cases.RELATIONS)
-    return Limits(attention_cases.DOMAIN, kept, known)
+    kept = {name: values for name, values in given.items() if name in names}
+    return Limits(of.DOMAIN, kept, frozenset(limits.where) & frozenset(of.RELATIONS))
 
 
 def _gradient(d: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ so that what cancels exactly is known to be 0, as in `tightrope.oracles.attentio
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     from tightrope.oracles.attention_backward_cases import AttentionBackwardCase
 
 Matrix = list[list[Any]]
+Spot = tuple[int, int, Array, Array]  # batch, query head, rows, keys: all of them see one another
+Load = Callable[[str, int, int, Array], Dyadic]  # "q" or "k", batch, query head, rows
+Column = Callable[[Sequence[Spot], str, int], list[Any]]  # spots, output, feature
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
     """Query and key pairs that see each other, in one list. t: scale q.k, a: dout.v - D, both
-    exact; lse: of the query; rows: what P is multiplied with for dv, dS for dq or dk; (pairs,
-    features), exact."""
+    exact; lse: of the query; column(output, feature): what P is multiplied with for dv, scale dS
+    for others."""
 
     t: list[Any]
     a: list[Any]
     lse: list[float]
-    rows: Mapping[str, Matrix]
+    column: Callable[[str, int], list[Any]]
     softcap: float | None
     found: dict[tuple[int, bool], list[Any]] = field(default_factory=dict)
 
@@ -47,11 +50,11 @@ class Pairs:
         return self.found[key]
 
     def value(self, output: str, feature: int, scale: Any) -> Fraction:
-        """One element: of dv the sum of P times a factor, of dq and dk of dS times one."""
+        """One element: of dv the sum of P times a factor, of others of dS times one."""
         groups: dict[Hashable, list[Any]] = {}
         with ctx.workprec(ROOM):
-            for j, row in enumerate(self.rows[output]):
-                amount = row[feature] if output == "dv" else scale * self.a[j] * row[feature]
+            for j, number in enumerate(self.column(output, feature)):
+                amount = number if output == "dv" else scale * self.a[j] * number
                 at = groups.setdefault((self.t[j].man_exp(), self.lse[j]), [j, arb(0)])
                 at[1] += amount
         live = [(j, amount) for j, amount in groups.values() if amount != 0]
@@ -85,27 +88,82 @@ def _product(a: Dyadic, b: Dyadic) -> Matrix:
     return rows
 
 
-def _numbers(x: Array) -> Matrix:
+def numbers(x: Array) -> list[Any]:
+    """Stored numbers (n,) as exact balls."""
     whole = dyadic(x)
     one = arb((1, whole.exponent))
-    return [[arb(int(m)) * one for m in row] for row in whole.mantissas.tolist()]
+    return [arb(int(m)) * one for m in whole.mantissas.tolist()]
 
 
-def _block(
-    rule: Rule, inputs: Mapping[str, Array], at: tuple[int, int, int], rows: Array, keys: Array
-) -> tuple[Matrix, Matrix]:
-    """t and a of some rows of a head with some keys; at: batch, query head, kv head."""
-    batch, head, kv_head = at
-    numerator, denominator = rule.softmax_scale.as_integer_ratio()
-    q, dout, out = (dyadic(inputs[n][batch, head, rows]) for n in ("q", "dout", "out"))
-    k, v = (dyadic(inputs[n][batch, kv_head, keys]) for n in ("k", "v"))
-    q = Dyadic(q.mantissas * numerator, q.exponent - denominator.bit_length() + 1)
-    a = _product(dout, v)
-    for i in range(len(rows)):
-        d = sum((dout.mantissas[i] * out.mantissas[i]).tolist())
-        shift = arb(d) * arb((1, dout.exponent + out.exponent))
-        a[i] = [x - shift for x in a[i]]
-    return _product(q, k), a
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call with a batch axis. load: rows of q or k as scores see them; column: see `Pairs`."""
+
+    rule: Rule
+    inputs: Mapping[str, Array]
+    offsets: Array
+    load: Load
+    column: Column
+
+    @property
+    def group(self) -> int:
+        return int(self.inputs["q"].shape[1] // max(self.inputs["k"].shape[1], 1))
+
+    def seen_by(self, batch: int, head: int, row: int) -> Spot:
+        """A query and the keys that it sees."""
+        keys = self.rule.span(row + int(self.offsets[batch]), self.inputs["k"].shape[2])
+        return batch, head, np.array([row]), keys
+
+    def that_see(self, batch: int, kv_head: int, key: int) -> list[Spot]:
+        """A key and the queries of every head of the group that see it."""
+        every = range(self.inputs["q"].shape[2])
+        rows = [i for i in every if key in self.seen_by(batch, 0, i)[3]]
+        heads = range(kv_head * self.group, (kv_head + 1) * self.group)
+        return [(batch, h, np.array(rows, int), np.array([key])) for h in heads if rows]
+
+    def pairs(self, spots: Sequence[Spot]) -> Pairs:
+        """Raises ArithmeticError if an input that counts is not finite."""
+        t, a, lse = [], [], []
+        with ctx.workprec(ROOM):
+            for spot in spots:
+                batch, head, rows, keys = spot
+                for found, more in zip((t, a), self._block(*spot), strict=True):
+                    found += [x for line in more for x in line]
+                lse += _finite(np.repeat(self.inputs["lse"][batch, head, rows], keys.size))
+        return Pairs(
+            t=t, a=a, lse=lse, softcap=self.rule.softcap,
+            column=lambda output, feature: self.column(spots, output, feature),
+        )  # fmt: skip
+
+    def _block(self, batch: int, head: int, rows: Array, keys: Array) -> tuple[Matrix, Matrix]:
+        """t and a of some rows of a head with some keys."""
+        numerator, denominator = self.rule.softmax_scale.as_integer_ratio()
+        dout, out = (dyadic(self.inputs[n][batch, head, rows]) for n in ("dout", "out"))
+        v = dyadic(self.inputs["v"][batch, head // self.group, keys])
+        q, k = self.load("q", batch, head, rows), self.load("k", batch, head, keys)
+        q = Dyadic(q.mantissas * numerator, q.exponent - denominator.bit_length() + 1)
+        a = _product(dout, v)
+        for i in range(len(rows)):
+            d = sum((dout.mantissas[i] * out.mantissas[i]).tolist())
+            shift = arb(d) * arb((1, dout.exponent + out.exponent))
+            a[i] = [x - shift for x in a[i]]
+        return _product(q, k), a
+
+    def values(self, output: str, flat: Sequence[int]) -> list[Fraction]:
+        """Of "dq", "dk" or "dv" at flat indices."""
+        shape = self.inputs[output.removeprefix("d")].shape
+        with ctx.workprec(ROOM):
+            scale = arb(self.rule.softmax_scale)
+        known: dict[tuple[int, int, int], Pairs] = {}
+        found = []
+        for index in flat:
+            batch, head, place, feature = (int(i) for i in np.unravel_index(int(index), shape))
+            at = batch, head, place
+            if at not in known:
+                spots = [self.seen_by(*at)] if output == "dq" else self.that_see(*at)
+                known[at] = self.pairs(spots)
+            found.append(known[at].value(output, feature, scale))
+        return found
 
 
 def _finite(lse: Array) -> list[float]:
@@ -115,35 +173,12 @@ def _finite(lse: Array) -> list[float]:
     return [float(x) for x in lse]
 
 
-def _of_query(
-    rule: Rule, inputs: Mapping[str, Array], at: tuple[int, int, int], row: int, offset: int
-) -> Pairs:
-    keys = rule.span(row + offset, inputs["k"].shape[2])
-    batch, head, kv_head = at
-    with ctx.workprec(ROOM):
-        t, a = _block(rule, inputs, at, np.array([row]), keys)
-        factors = _numbers(inputs["k"][batch, kv_head, keys])
-    lse = _finite(np.repeat(inputs["lse"][batch, head, row], keys.size))
-    return Pairs(t=t[0], a=a[0], lse=lse, rows={"dq": factors}, softcap=rule.softcap)
-
-
-def _of_key(
-    rule: Rule, inputs: Mapping[str, Array], batch: int, kv_head: int, key: int, offset: int
-) -> Pairs:
-    """Every query of every head of the group that sees the key."""
-    seqlen_q, seqlen_k = inputs["q"].shape[2], inputs["k"].shape[2]
-    group = inputs["q"].shape[1] // inputs["k"].shape[1]
-    rows = np.array([i for i in range(seqlen_q) if key in rule.span(i + offset, seqlen_k)], int)
-    t, a, lse, of_q, of_dout = [], [], [], [], []
-    with ctx.workprec(ROOM):
-        for head in range(kv_head * group, (kv_head + 1) * group) if rows.size else ():
-            more = _block(rule, inputs, (batch, head, kv_head), rows, np.array([key]))
-            t += [x[0] for x in more[0]]
-            a += [x[0] for x in more[1]]
-            lse += _finite(inputs["lse"][batch, head, rows])
-            of_q += _numbers(inputs["q"][batch, head, rows])
-            of_dout += _numbers(inputs["dout"][batch, head, rows])
-    return Pairs(t=t, a=a, lse=lse, rows={"dk": of_q, "dv": of_dout}, softcap=rule.softcap)
+def call_of(case: Any, inputs: Mapping[str, Array], load: Load, column: Column) -> Call:
+    """The call of a case; load and column: of its operation."""
+    q = inputs["q"]
+    offsets = np.broadcast_to(inputs.get("q_offset", case.q_offset), (len(q),))
+    rule = Rule.of(case, q.shape[-1])
+    return Call(rule=rule, inputs=inputs, offsets=offsets, load=load, column=column)
 
 
 def exact(
@@ -153,22 +188,30 @@ def exact(
 
     Raises ArithmeticError if an input that counts is not finite.
     """
-    q, k = inputs["q"], inputs["k"]
-    rule, group = Rule.of(case, q.shape[-1]), q.shape[1] // max(k.shape[1], 1)
-    shape = inputs[output.removeprefix("d")].shape
-    offsets = np.broadcast_to(inputs.get("q_offset", case.q_offset), (len(q),))
-    with ctx.workprec(ROOM):
-        scale = arb(rule.softmax_scale)
-    known: dict[tuple[int, int, int], Pairs] = {}
-    values = []
-    for index in flat:
-        batch, head, place, feature = (int(i) for i in np.unravel_index(int(index), shape))
-        at = batch, head, place
-        if at not in known:
-            offset = int(offsets[batch])
-            if output == "dq":
-                known[at] = _of_query(rule, inputs, (batch, head, head // group), place, offset)
-            else:
-                known[at] = _of_key(rule, inputs, *at, offset)
-        values.append(known[at].value(output, feature, scale))
-    return values
+
+    def load(name: str, batch: int, head: int, rows: Array) -> Dyadic:
+        return dyadic(_rows(inputs, name, batch, head)[rows])
+
+    def column(spots: Sequence[Spot], output: str, feature: int) -> list[Any]:
+        name = {"dq": "k", "dk": "q", "dv": "dout"}[output]
+        return of_pairs(inputs, spots, name, feature)
+
+    return call_of(case, inputs, load, column).values(output, flat)
+
+
+def of_pairs(
+    inputs: Mapping[str, Array], spots: Sequence[Spot], name: str, feature: int
+) -> list[Any]:
+    """A feature of the query or key of every pair."""
+    found: list[Any] = []
+    for batch, head, rows, keys in spots:
+        each = _rows(inputs, name, batch, head)[keys if name == "k" else rows, feature]
+        x = numbers(each)
+        found += x * len(rows) if name == "k" else [y for y in x for _ in keys]
+    return found
+
+
+def _rows(inputs: Mapping[str, Array], name: str, batch: int, head: int) -> Array:
+    """Of a query head; keys are those of its kv head."""
+    x = inputs[name]
+    return x[batch, head * x.shape[1] // inputs["q"].shape[1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,22 +24,32 @@ def inputs(case: AttentionBackwardCase) -> dict[str, Array]:
     int32.
     """
     given = attention_inputs.inputs(forward(case))
-    dout = _dout(case, (case.batch, case.num_heads, case.seqlen_q, case.head_dim_v))
-    dout = _lowered(dout, given["v"])
+    dout = upstream(case, given["v"])
     kept = ("q", "k", "v", "q_offset")
     return restated(case, {"dout": dout, **{n: given[n] for n in kept if n in given}})
 
 
 def restated(case: AttentionBackwardCase, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The inputs with out and lse of their own q, k and v."""
+    return {**inputs, **state_of(case, attention_inputs.stated(forward(case), inputs))}
+
+
+def state_of(case: Any, p: Problem) -> dict[str, Array]:
+    """out and lse of a forward pass, as it stores them."""
     rows = (case.batch, case.num_heads, case.seqlen_q)
-    out, lse = forward_pass(attention_inputs.stated(forward(case), inputs), case.state)
+    out, lse = forward_pass(p, case.state)
     found = {"out": out.reshape(*rows, case.head_dim_v), "lse": lse.reshape(rows)}
     dtypes = {"out": case.dtype, "lse": "float32"}
-    return {**inputs, **{name: stored(x, dtypes[name]) for name, x in found.items()}}
+    return {name: stored(x, dtypes[name]) for name, x in found.items()}
 
 
-def _dout(case: AttentionBackwardCase, shape: tuple[int, ...]) -> Array:
+def upstream(case: Any, v: Array) -> Array:
+    """dout (batch, num_heads, seqlen_q, head_dim_v)."""
+    shape = (case.batch, case.num_heads, case.seqlen_q, case.head_dim_v)
+    return _lowered(_dout(case, shape), v)
+
+
+def _dout(case: Any, shape: tuple[int, ...]) -> Array:
     rng = np.random.default_rng([case.seed, 1])
     kind = "normal" if case.data_dout == "one_row" else case.data_dout
     dout = KINDS[kind](rng, shape, FORMATS[case.dtype])
@@ -92,16 +102,14 @@ def shapes(case: AttentionBackwardCase) -> dict[str, tuple[int, ...]]:
 
 def stated(case: AttentionBackwardCase, inputs: Mapping[str, Array]) -> Backward:
     """The call as one problem; groups are batch x num_heads."""
-    groups = case.batch * case.num_heads
+    p = attention_inputs.stated(forward(case), inputs)
+    return given_to(p, inputs, case.num_heads // case.num_kv_heads)
 
-    def flat(name: str) -> Array:
-        x = inputs[name].astype(np.float64)
-        return x.reshape(groups, *x.shape[2:])
 
-    lse = flat("lse")
-    forward_call = attention_inputs.stated(forward(case), inputs)
-    live = forward_call.visible.any(axis=-1)
-    return Backward(
-        forward_call, flat("dout"), flat("out"), np.where(live, lse, 0.0),
-        case.num_heads // case.num_kv_heads,
-    )  # fmt: skip
+def given_to(p: Problem, inputs: Mapping[str, Array], group: int) -> Backward:
+    """A problem with dout, out and lse of every group; group: as in `Backward`."""
+    dout, out, lse = (
+        inputs[name].astype(np.float64).reshape(len(p.q), *inputs[name].shape[2:])
+        for name in ("dout", "out", "lse")
+    )
+    return Backward(p, dout, out, np.where(p.visible.any(axis=-1), lse, 0.0), group)

@@ -10,7 +10,7 @@ in numbers of 70 digits leaves about 40 of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mpmath
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tightrope.oracles.attention_backward_cases import AttentionBackwardCase
 
 DIGITS, STEP = 70, 22
+Score = Callable[[Any, Mapping[str, Any], int, int, int, int], Any]
 
 
 def attention_backward(
@@ -33,14 +34,20 @@ def attention_backward(
         return differences(case, held, inputs.get("q_offset"))
 
 
+def plain(case: Any, held: Mapping[str, Any], batch: int, head: int, i: int, j: int) -> Any:
+    """The logit of a query and a key."""
+    q, k = held["q"][batch], held["k"][batch]
+    return logit(case, q[head][i], k[head * len(k) // len(q)][j])
+
+
 def differences(
-    case: Any, held: Mapping[str, Any], offsets: Array | None
+    case: Any, held: Mapping[str, Any], offsets: Array | None, score: Score = plain
 ) -> dict[str, list[Any]]:  # fmt: skip
-    """The same of nested lists of mpf, whose digits are all used."""
+    """The same of nested lists of mpf, whose digits are all used; score: of another operation."""
     found: dict[str, list[Any]] = {}
     for name in ("q", "k", "v"):
         found[f"d{name}"] = [
-            _difference(case, held, offsets, name, (b, h, i), c)
+            _difference(case, held, offsets, score, name, (b, h, i), c)
             for b, heads in enumerate(held[name])
             for h, rows in enumerate(heads)
             for i, row in enumerate(rows)
@@ -50,7 +57,7 @@ def differences(
 
 
 def _difference(
-    case: Any, held: Mapping[str, Any], offsets: Array | None, name: str,
+    case: Any, held: Mapping[str, Any], offsets: Array | None, score: Score, name: str,
     at: tuple[int, int, int], feature: int,
 ) -> Any:  # fmt: skip
     """(F(x + h) - F(x - h)) / 2h in one feature; only pairs that it belongs to are looked at."""
@@ -58,41 +65,42 @@ def _difference(
     vector = held[name][batch][head][place]
     if not mpmath.isfinite(vector[feature]):  # no row sees this key
         return mpmath.mpf(0)
+    return slope(vector, feature, lambda: _sum(case, held, offsets, score, name, at))
+
+
+def slope(vector: list[Any], place: int, compute: Callable[[], Any]) -> Any:
+    """(F(x + h) - F(x - h)) / 2h of what is computed from a vector, whose x is put back."""
     step = mpmath.mpf(10) ** -STEP
     ends = []
-    before = vector[feature]
+    before = vector[place]
     for moved in (before + step, before - step):
-        vector[feature] = moved
-        ends.append(_sum(case, held, offsets, name, at))
-    vector[feature] = before
+        vector[place] = moved
+        ends.append(compute())
+    vector[place] = before
     return (ends[0] - ends[1]) / (2 * step)
 
 
 def _sum(
-    case: Any, held: Mapping[str, Any], offsets: Array | None, name: str, at: tuple[int, int, int]
-) -> Any:
+    case: Any, held: Mapping[str, Any], offsets: Array | None, score: Score, name: str,
+    at: tuple[int, int, int],
+) -> Any:  # fmt: skip
     """The terms of F to which the vector `at` of q, k or v belongs."""
     batch, head, place = at
     q, k = held["q"][batch], held["k"][batch]
     offset = case.q_offset if offsets is None else int(offsets[batch])
     group = len(q) // len(k)
     heads = [head] if name == "q" else range(head * group, (head + 1) * group)
-    total = mpmath.mpf(0)
-    for h in heads:
-        rows = [place] if name == "q" else range(len(q[h]))
-        keys = range(len(k[h // group])) if name == "q" else [place]
-        for i in rows:
-            for j in keys:
-                if sees(case, i + offset, j):
-                    total += _term(case, held, batch, h, h // group, i, j)
-    return total
+    rows = [place] if name == "q" else range(len(q[head]))
+    keys = range(len(k[0])) if name == "q" else [place]
+    each = ((h, i, j) for h in heads for i in rows for j in keys if sees(case, i + offset, j))
+    return sum((term(case, held, score, batch, *pair) for pair in each), mpmath.mpf(0))
 
 
-def _term(
-    case: Any, held: Mapping[str, Any], batch: int, head: int, kv_head: int, i: int, j: int
+def term(
+    case: Any, held: Mapping[str, Any], score: Score, batch: int, head: int, i: int, j: int
 ) -> Any:
-    dout = held["dout"][batch][head][i]
-    t = logit(case, held["q"][batch][head][i], held["k"][batch][kv_head][j])
-    upstream = mpmath.fdot(dout, held["v"][batch][kv_head][j])
+    """Of F, of a query and a key that it sees."""
+    dout, v = held["dout"][batch][head][i], held["v"][batch]
+    upstream = mpmath.fdot(dout, v[head * len(v) // len(held["q"][batch])][j])
     upstream -= mpmath.fdot(dout, held["out"][batch][head][i])
-    return mpmath.exp(t - held["lse"][batch][head][i]) * upstream
+    return mpmath.exp(score(case, held, batch, head, i, j) - held["lse"][batch][head][i]) * upstream

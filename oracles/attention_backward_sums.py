@@ -25,16 +25,20 @@ def joined(x: Array, group: int, axis: int) -> Array:
     return np.concatenate([heads[:, i] for i in range(group)], axis=axis)
 
 
-def added(centre: Array, radius: Array, right: Array, group: int, stages: Stages) -> Array:
-    """A bound on the rounding of (centre +- radius) @ right, summed over the group's heads.
+def added(
+    centre: Array, radius: Array, right: Array, group: int, stages: Stages,
+    off: Array | float = 0.0,
+) -> Array:  # fmt: skip
+    """A bound on the rounding of (centre +- radius) @ (right +- off), summed over a group's heads.
 
-    centre, radius (groups, m, n); right (groups, n, w). Infinite where the sum may overflow.
+    centre, radius (groups, m, n); right, off (groups, n, w). Infinite where the sum may overflow.
     """
+    off = joined(np.broadcast_to(off, right.shape), group, 1)
     left, reach, right = joined(centre, group, 2), joined(radius, group, 2), joined(right, group, 1)
     largest = np.abs(left) + reach
-    size = largest @ np.abs(right)
+    size = largest @ (np.abs(right) + off)
     if stages.forward.mma:
-        error = _chained(left, reach, right, stages)
+        error = _chained(left, reach, right, off, stages)
     else:
         count = (largest > 0).sum(-1)[..., None]
         rounds = stages.forward.addition * count
@@ -46,7 +50,7 @@ def added(centre: Array, radius: Array, right: Array, group: int, stages: Stages
     return np.where(size * (1 + 2.0**-10) < FLOAT32.largest, error, np.inf)
 
 
-def _chained(left: Array, reach: Array, right: Array, stages: Stages) -> Array:
+def _chained(left: Array, reach: Array, right: Array, off: Array, stages: Stages) -> Array:
     """(F3) of attention: 16 products a step, cut at 25 bits below the largest, then truncated."""
     shape = (*left.shape[:-1], right.shape[-1])
     total, radius, error = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -55,11 +59,12 @@ def _chained(left: Array, reach: Array, right: Array, stages: Stages) -> Array:
     for start in range(0, left.shape[-1], STEP):
         at, some = slice(start, start + STEP), size[..., start : start + STEP]
         count = (some > 0).sum(-1)[..., None]
-        largest = largest_product(some, right[:, at], stages.forward.io)
+        apart = np.abs(right[:, at]) + off[:, at]
+        largest = largest_product(some, apart, stages.forward.io)
         largest = np.maximum(largest, power(np.abs(total) + radius + error) * used)
         error = error + (count > 0) * (count + used) * KEPT * largest
         total = total + left[..., at] @ right[:, at]
-        radius = radius + reach[..., at] @ np.abs(right[:, at])
+        radius = radius + reach[..., at] @ apart + np.abs(left[..., at]) @ off[:, at]
         after = np.maximum(power(np.abs(total) + radius + error) * TRUNCATED, FLOAT32.tiny)
         error = error + (count > 0) * after
         used = used | (count > 0)

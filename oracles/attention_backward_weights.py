@@ -81,13 +81,13 @@ class Slope:
     own: Array
 
 
-def state_of(b: Backward, stages: Stages) -> State:
+def state_of(b: Backward, stages: Stages, given: Scores | None = None) -> State:
     """Raises nothing: a kernel that runs its own forward pass is off by that one's budget."""
     rows = b.lse.shape
     if stages.given or 0 in b.forward.visible.shape:
         return State(np.zeros(rows), np.zeros(b.out.shape), np.zeros(rows, bool))
     kept = replace(b.forward, out_dtype=b.forward.dtype)
-    spent = forward(kept, stages.recomputed)
+    spent = forward(kept, stages.recomputed, given)
     live = np.isfinite(spent.lse.expected)
     lse = np.where(live, spent.lse.expected, 0.0)
     e_lse = spent.lse.bound + spent.lse.oracle
@@ -101,9 +101,11 @@ def state_of(b: Backward, stages: Stages) -> State:
     )
 
 
-def weights_of(b: Backward, state: State, stages: Stages) -> Weights:
+def weights_of(b: Backward, state: State, stages: Stages, given: Scores | None = None
+               ) -> Weights:  # fmt: skip
+    """given: scores that are not those of q and k."""
     p, first = b.forward, stages.forward
-    found = scores(p.q, p.k, first, smallest_factor(p))
+    found = given or scores(p.q, p.k, first, smallest_factor(p))
     seen, hopeless = p.visible, ~np.isfinite(found.error)
     e = np.where(hopeless, 0.0, found.error)
     of = logits(p, found.centre, e, found.own, first, seen, None)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tightrope.formats import FORMATS, Array
-from tightrope.oracles import attention_alternatives
+from tightrope.oracles import attention_alternatives, attention_budget
+from tightrope.oracles.attention_dots import Scores
+from tightrope.oracles.attention_feature_alternatives import Spend, spending
+from tightrope.oracles.attention_problem import attend
 from tightrope.oracles.pope_attention_angle_alternatives import of_angles, of_delta, of_positions
+from tightrope.oracles.pope_attention_budget import STAGES, polar_scores
 from tightrope.oracles.pope_attention_points import Outputs, Points
 from tightrope.oracles.pope_attention_problem import Polar, as_attention, polar, softplus
+from tightrope.oracles.pope_features_stages import Grant
 
 if TYPE_CHECKING:
     from tightrope.oracles.pope_attention_cases import PopeAttentionCase
@@ -40,18 +45,39 @@ def alternatives(
     left out.
     """
     points = Points.of(case, inputs)
-    truth = points.outputs()
+    right, spend = attend(points.problem()), _spend(case, inputs, points)
     with np.errstate(all="ignore"):
-        for mistakes in (_of_magnitudes, of_angles, of_delta, of_positions, _of_the_rest):
+        for mistakes in (of_magnitudes, of_angles, of_delta, of_positions, of_the_rest):
             for sentence, wrong in mistakes(points):
-                outputs = wrong.outputs()
-                if any((outputs[name] != truth[name]).any() for name in truth):
-                    yield sentence, outputs
+                p = wrong.problem()
+                if attention_alternatives.differ(right, pair := attend(p)):
+                    yield sentence, attention_alternatives.mistaken(case, p, pair, spend)
         same, given = as_attention(case, inputs, points.q, points.k)
-        yield from attention_alternatives.alternatives(same, given)
+        yield from attention_alternatives.alternatives(same, given, spend)
 
 
-def _of_magnitudes(points: Points) -> Iterator[tuple[str, Points]]:
+def fits(
+    case: PopeAttentionCase, inputs: Mapping[str, Array], outputs: Outputs
+) -> Iterator[tuple[str, Outputs]]:
+    """What is found from the lse that was returned: another scale, or other keys."""
+    points = Points.of(case, inputs)
+    same, given = as_attention(case, inputs, points.q, points.k)
+    spend = _spend(case, inputs, points)
+    yield from attention_alternatives.fits(same, given, outputs, spend)
+
+
+def _spend(case: PopeAttentionCase, inputs: Mapping[str, Array], points: Points) -> Spend:
+    """Budgets of mistakes in polar attention."""
+
+    def found(arithmetic: Mapping[str, Any]) -> Scores:
+        given = {**STAGES, **arithmetic}
+        rest = {name: given[name] for name in attention_budget.STAGES}
+        return polar_scores(case, inputs, points.problem(), rest, Grant.of(case.dtype, given))
+
+    return spending(found)
+
+
+def of_magnitudes(points: Points) -> Iterator[tuple[str, Points]]:
     def instead(magnitude: Callable[[Array], Array]) -> Points:
         return points.each(lambda name, _: polar(points.case, points.given, name, magnitude))
 
@@ -59,6 +85,8 @@ def _of_magnitudes(points: Points) -> Iterator[tuple[str, Points]]:
     yield "exp for softplus", instead(np.exp)
     yield "the features themselves for softplus", instead(lambda x: x)
     yield "softplus in base 2, not natural", instead(lambda x: softplus(x) / np.log(2.0))
+    yield "softplus of at most 20", instead(lambda x: softplus(np.minimum(x, 20.0)))
+    yield "features of at most 20", instead(lambda x: np.where(x > 20, 20.0, softplus(x)))
     for x in (5, 8, 10, 15, 20):
         yield f"softplus linear from {x} on", instead(_linear_from(x))
     for name in dict.fromkeys(("float32", points.case.dtype)):
@@ -80,7 +108,7 @@ def _all_softplus(_: str, x: Polar) -> Polar:
     return replace(x, plain=softplus(x.plain))
 
 
-def _of_the_rest(points: Points) -> Iterator[tuple[str, Points]]:
+def of_the_rest(points: Points) -> Iterator[tuple[str, Points]]:
     """Of the scale, and of keys that do not exist."""
     case = points.case
     for width, what in (

@@ -42,12 +42,12 @@ def exact(case: Any, inputs: Mapping[str, Array], output: str, flat: Sequence[in
             [(int(m), float(f), x) for f, x in zip(inputs["inv_freq"], phase, strict=True)]
             for m in positions[batch, rows]
         ]
-        return _row(given[name][batch, head, rows].astype(np.float64), angles)
+        return points_of(given[name][batch, head, rows].astype(np.float64), angles)
 
     return dense_values(case, given, output, flat, load)
 
 
-def _row(x: Array, angles: Sequence[Sequence[tuple[int, float, float]]]) -> Dyadic:
+def points_of(x: Array, angles: Sequence[Sequence[tuple[int, float, float]]]) -> Dyadic:
     """Features of x (rows, head_dim): real parts, imaginary parts, plain ones."""
     width = len(angles[0]) if len(angles) else 0
     whole = dyadic(x)
@@ -64,7 +64,7 @@ def _point(x: float, angle: tuple[int, float, float]) -> tuple[int, int]:
     bits = PLACES + 192
     while bits <= ENOUGH:
         with ctx.workprec(bits):
-            mu, (sine, cosine) = _softplus(x, bits), _sin_cos(*angle, bits)
+            mu, (sine, cosine) = _softplus(x, bits), sin_cos(*angle, bits)
             both = [mu * part * arb((1, PLACES)) for part in (cosine, sine)]
             if all(part.is_finite() and part.rad() < 1 for part in both):
                 return _floor(both[0]), _floor(both[1])
@@ -86,7 +86,7 @@ def _softplus(x: float, bits: int) -> arb:
 
 
 @lru_cache(maxsize=1 << 16)
-def _sin_cos(position: int, frequency: float, phase: float, bits: int) -> tuple[arb, arb]:
+def sin_cos(position: int, frequency: float, phase: float, bits: int) -> tuple[arb, arb]:
     with ctx.workprec(bits):
         found: tuple[arb, arb] = (arb(position) * arb(frequency) + arb(phase)).sin_cos()
         return found

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from tightrope import holds_for
 from tightrope.compare import reach, same_bits, within
 from tightrope.formats import stored, widen
+from tightrope.oracles.attention_backward_inputs import restated
 from tightrope.parts import agree, called
 from tightrope.ring_shards import SCHEMES, spans
 
+RINGS = ("ring_attention", "ring_attention_backward")
+OF_ROWS = ("q", "dout", "out", "lse")  # tensors that stay with their rank, and ..
+OF_KEYS = ("k", "v")  # .. those that go around
 PLAIN = {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v")}
 UNMASKED = {
     **PLAIN, "hidden": ("finite",), "causal": (False,), "window_left": (None,),
@@ -26,12 +30,12 @@ def _another_ring(case):
     return st.sampled_from(rings)
 
 
-@holds_for("ring_attention", limits=PLAIN, needs=RING, ring=_another_ring)
+@holds_for(*RINGS, limits=PLAIN, needs=RING, ring=_another_ring)
 def test_ranks_and_scheme_are_irrelevant(impl, case, ring):
     """Demands: other ranks, or another scheme, give the same outputs within both budgets.
 
     Kills: masks by indices of a shard, runs of a zig-zag shard taken in another order, a merge that
-    does not weigh, a shard left out.
+    does not weigh, a shard left out, lse or out of a shard, gradients one hop short of home.
     """
     inputs = impl.contract.inputs(case)
     other = replace(case, ranks=ring[0], scheme=ring[1])
@@ -39,7 +43,7 @@ def test_ranks_and_scheme_are_irrelevant(impl, case, ring):
     agree(impl.outputs, one, two, "ranks and scheme must not matter")
 
 
-@holds_for("ring_attention", limits=UNMASKED)
+@holds_for(*RINGS, limits=UNMASKED)
 def test_the_order_of_ranks_is_irrelevant(impl, case):
     """Demands: keys dealt to other ranks, and rows to others again, give the same rows within both
     budgets, where no mask tells keys apart.
@@ -50,41 +54,54 @@ def test_the_order_of_ranks_is_irrelevant(impl, case):
     inputs = impl.contract.inputs(case)
     keys = spans(case.seqlen_k, case.ranks, case.scheme, 0)[0][1]
     rows = -(-case.seqlen_q // case.ranks)
-    dealt = {name: np.roll(inputs[name], keys, axis=2) for name in ("k", "v")}
-    dealt["q"] = np.roll(inputs["q"], rows, axis=2)
+    places = {**dict.fromkeys(OF_ROWS, rows), **dict.fromkeys(OF_KEYS, keys)}
+    dealt = {n: np.roll(inputs[n], places[n], axis=2) for n in places if n in inputs}
     before, spent = called(impl, case, inputs)
     found, its = called(impl, case, {**inputs, **dealt})
     for name in impl.outputs:
-        a, b = widen(before[name]), np.roll(widen(found[name]), -rows, axis=2)
-        limit = reach(spent[name]) + np.roll(reach(its[name]), -rows, axis=2)
+        back = -(keys if name in ("dk", "dv") else rows)
+        a, b = widen(before[name]), np.roll(widen(found[name]), back, axis=2)
+        limit = reach(spent[name]) + np.roll(reach(its[name]), back, axis=2)
         difference = np.where(a == b, 0.0, a - b)
         within(name, difference, limit, "the order of ranks must not matter")
 
 
-@holds_for("ring_attention", limits=UNMASKED)
+@holds_for(*RINGS, limits=UNMASKED)
 def test_ranks_that_hold_the_same_row_agree(impl, case):
-    """Demands: one row of q given to every rank has one out and one lse, within both budgets.
+    """Demands: one row of q given to every rank has one out and one lse, or one dq, and one key,
+    under the weights that it has, one dk and one dv, within both budgets.
 
     Kills: a shard that one rank sees and another does not, a shard seen twice, weights that depend
     on which keys came first.
     """
     inputs = impl.contract.inputs(case)
-    inputs["q"] = np.ascontiguousarray(np.broadcast_to(inputs["q"][:, :, :1], inputs["q"].shape))
-    outputs, spent = called(impl, case, inputs)
-    for name in impl.outputs:
+    alike(impl, case, inputs, OF_ROWS, ("out", "lse", "dq"))
+    if "lse" in inputs:  # under lse and out of the keys as they are no weight is above 1
+        alike(impl, case, inputs, OF_KEYS, ("dk", "dv"))
+
+
+def alike(impl, case, inputs, repeated, names):
+    """With the first place of some inputs at all places, outputs are those of the first place."""
+    first = {name: inputs[name][:, :, :1] for name in repeated if name in inputs}
+    all_of_it = {
+        name: np.ascontiguousarray(np.broadcast_to(one, inputs[name].shape))
+        for name, one in first.items()
+    }
+    outputs, spent = called(impl, case, {**inputs, **all_of_it})
+    for name in set(names) & set(outputs):
         first, limit = widen(outputs[name])[:, :, :1], reach(spent[name])
         difference = np.where(outputs[name] == first, 0.0, widen(outputs[name]) - first)
-        story = "every rank that holds a row must give the same"
+        story = "every rank that holds a row, or a key, must give the same"
         within(name, difference, limit + limit[:, :, :1], story)
 
 
 CAUSAL = {**PLAIN, "hidden": ("finite",), "causal": (True,), "layout_v": ("contiguous",)}
 
 
-@holds_for("ring_attention", limits=CAUSAL, share=st.floats(0, 1))
+@holds_for(*RINGS, limits=CAUSAL, share=st.floats(0, 1))
 def test_later_keys_of_any_rank_have_no_influence(impl, case, share):
     """Demands (bitwise): keys from a place on, whoever holds them, changed to other finite numbers
-    leave rows that end before it as they are.
+    leave rows that end before it as they are, and the gradients of the keys before.
 
     Kills: a causal mask by indices of the shard, an offset of the wrong rank.
     """
@@ -98,14 +115,15 @@ def test_later_keys_of_any_rank_have_no_influence(impl, case, share):
         loud[name] = np.where(later, stored(9.0 * noise, case.dtype), inputs[name])
     before, after = impl(case, inputs), impl(case, loud)
     for name in impl.outputs:
-        a, b = (np.ascontiguousarray(x[name][:, :, :rows]) for x in (before, after))
+        kept = max(first, 0) if name in ("dk", "dv") else rows
+        a, b = (np.ascontiguousarray(x[name][:, :, :kept]) for x in (before, after))
         same_bits(name, a, b, "keys after a row must have no influence, on whatever rank")
 
 
-@holds_for("ring_attention", limits=CAUSAL, needs={"empty_rows": (True,), "q_offset": (-1, 1)})
+@holds_for(*RINGS, limits=CAUSAL, needs={"empty_rows": (True,), "q_offset": (-1, 1)})
 def test_ranks_without_a_visible_key_add_nothing(impl, case):
     """Demands (bitwise): with rows that end where the last run of keys begins, NaN there changes
-    nothing; with rows that all come before key 0, every row is (0, -inf).
+    nothing; with rows that all come before key 0, every row is (0, -inf), every gradient 0.
 
     Kills: an empty state that is given a weight, 0 times NaN, keys seen by their index in a shard.
     """
@@ -113,6 +131,7 @@ def test_ranks_without_a_visible_key_add_nothing(impl, case):
     runs = [r for n in range(case.ranks) for r in spans(case.seqlen_k, case.ranks, case.scheme, n)]
     first = max(start for start, _ in runs)
     short = replace(case, q_offset=first - case.seqlen_q, empty_rows=True)
+    inputs = _of_its_own_pass(short, inputs)
     poisoned = {name: array.copy() for name, array in inputs.items()}
     for name in ("k", "v"):
         poisoned[name][:, :, first:] = np.nan
@@ -120,6 +139,11 @@ def test_ranks_without_a_visible_key_add_nothing(impl, case):
     for name in impl.outputs:
         same_bits(name, before[name], after[name], "keys that no row sees must not matter")
     none = replace(case, q_offset=-case.seqlen_q - 1, empty_rows=True)
-    for name, array in impl(none, inputs).items():
-        nothing = np.zeros_like(array) if name == "out" else np.full_like(array, -np.inf)
-        same_bits(name, np.abs(array) if name == "out" else array, nothing, "a row without a key")
+    for name, array in impl(none, _of_its_own_pass(none, inputs)).items():
+        nothing = np.full_like(array, -np.inf) if name == "lse" else np.zeros_like(array)
+        same_bits(name, array if name == "lse" else np.abs(array), nothing, "a row without a key")
+
+
+def _of_its_own_pass(case, inputs):
+    """Inputs of a backward pass with lse and out of this case's forward pass."""
+    return restated(case, inputs) if "lse" in inputs else inputs

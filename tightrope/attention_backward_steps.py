@@ -46,3 +46,25 @@ def reduced(out, dout, lse, mine):
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     live = mine & (lse != float("-inf"))
     return tl.where(mine, delta, 0.0), tl.where(live, lse * LOG2E, float("inf"))
+
+
+@triton.jit
+def rows_of(base, start, row, stride, UNIT: tl.constexpr):
+    """Addresses (rows, 1) of rows of a head from `start` on, all counted in words of UNIT."""
+    at = base + start * UNIT + row[:, None] * (stride * UNIT)
+    if UNIT > 1:
+        at = tl.multiple_of(at, (16, 16))
+    return at
+
+
+@triton.jit
+def met(own_1, own_2, walked_1, walked_2, sums, shifts, c, factor, cap, SOFTCAP: tl.constexpr):
+    """(p, ds), unmasked, of tiles: own_1, own_2 and walked_1, walked_2 are q and dout, k and v, or
+    the other way. sums, shifts: of the rows, as `reduced` makes them, along their axis."""
+    s = tl.dot(own_1, tl.trans(walked_1), input_precision="ieee")
+    dp = tl.dot(own_2, tl.trans(walked_2), input_precision="ieee")
+    p, slope = weights(s, shifts, c, factor, cap, SOFTCAP)
+    ds = p * (dp - sums)
+    if SOFTCAP:
+        ds *= slope
+    return p, ds

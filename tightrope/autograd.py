@@ -1,7 +1,7 @@
-"""Bundled kernels that autograd can differentiate: `rope` and `attention`, for training.
+"""Bundled kernels that autograd can differentiate: `rope`, `attention` and `pope_attention`.
 
-Their forward and backward passes are the bundled Triton kernels of `rope`, `rope_backward`,
-`attention` and `attention_backward`, under the same names and options, one launch or three.
+Their forward and backward passes are the bundled Triton kernels of these contracts and of their
+`_backward` ones, under the same names and options.
 """
 
 from __future__ import annotations
@@ -38,25 +38,29 @@ class _Rope(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """attention, whose lse has no gradient of its own."""
+    """An attention, named by its contract, whose lse has no gradient of its own.
+
+    tensors: q, k, v and, of pope_attention, inv_freq, delta and both positions.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
-    ) -> Pair:
-        found: Pair = bundled("attention", "triton").fn(q, k, v, **options)
+    def forward(ctx: Any, name: str, options: dict[str, Any], *tensors: Any) -> Pair:
+        found: Pair = bundled(name, "triton").fn(*tensors, **options)
         out, lse = found
         ctx.mark_non_differentiable(lse)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = options
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.name, ctx.options = name, options
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor, _: Any) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            refuse("create_graph", "False: attention has first gradients only", True)
-        differentiate = bundled("attention_backward", "triton").fn
-        return (*differentiate(dout, *ctx.saved_tensors, **ctx.options), None)
+            refuse("create_graph", f"False: {ctx.name} has first gradients only", True)
+        differentiate = bundled(f"{ctx.name}_backward", "triton").fn
+        q, k, v, *angles, out, lse = ctx.saved_tensors
+        dq, dk, dv, *phases = differentiate(dout, q, k, v, out, lse, *angles, **ctx.options)
+        turns = (None, *phases, None, None) if angles else ()  # of inv_freq, delta, positions
+        return (None, None, dq, dk, dv, *turns)
 
 
 def _check_constant(**tensors: Any) -> None:
@@ -98,5 +102,28 @@ def attention(
         "softmax_scale": softmax_scale, "causal": causal, "q_offset": q_offset,
         "window_size": window_size, "softcap": softcap,
     }  # fmt: skip
-    found: Pair = _Attention.apply(q, k, v, options)
+    found: Pair = _Attention.apply("attention", options, q, k, v)
+    return found
+
+
+def pope_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inv_freq: torch.Tensor,
+    delta: torch.Tensor | None, q_positions: torch.Tensor, k_positions: torch.Tensor,
+    **options: Any,
+) -> Pair:  # fmt: skip
+    """out and lse as the contract `pope_attention` says, out differentiable, once.
+
+    Gradients: of q (batch, num_heads, seqlen_q, head_dim), k (batch, num_kv_heads, seqlen_k,
+    head_dim) and v (..., head_dim_v), float16, bfloat16 or float32, and of delta, None or float32
+    (num_kv_heads or num_heads, rotary_dim); the same bits every time. Frequencies inv_freq
+    (rotary_dim,) and positions get none, nor is one asked of lse (batch, num_heads, seqlen_q).
+    options: `attention`'s. Raises as `tightrope.impls.pope_attention`, TypeError for other options,
+    and ValueError for inv_freq or positions that want a gradient and for create_graph=True.
+    """
+    _check_constant(inv_freq=inv_freq, q_positions=q_positions, k_positions=k_positions)
+    unknown = options.keys() - {"softmax_scale", "causal", "q_offset", "window_size", "softcap"}
+    if unknown:
+        refuse("options", "those of tightrope.autograd.attention", sorted(unknown), TypeError)
+    given = (q, k, v, inv_freq, delta, q_positions, k_positions)
+    found: Pair = _Attention.apply("pope_attention", options, *given)
     return found

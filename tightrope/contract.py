@@ -34,7 +34,8 @@ class Contract:
     domain: the fields that limits may narrow, with their values. unless_named: what fields are
     narrowed to where limits do not name them: whoever says nothing is not asked for the others.
     relations: names for `where=`.
-    stages: the arithmetic granted to an unknown kernel. outputs: names, in the order returned.
+    stages: the arithmetic granted to an unknown kernel. outputs: names, in the order returned;
+    of_argument: output -> argument without which it is None, and counts as an array of shape (0,).
     cases(limits): a Hypothesis strategy of cases. inputs(case): tensor arguments in call order, as
     NumPy arrays in their own dtypes; those named in `keywords` go by keyword, and are absent when
     off; where one of the others may be off, `positional` names them in order, and None is passed in
@@ -45,7 +46,8 @@ class Contract:
     budget(case, inputs, arithmetic): output -> Budget.
     nulls(case, inputs): name -> outputs of a model that does nothing useful; a case whose budget
     would accept one of them is uninformative. alternatives(case, inputs): (sentence, outputs)
-    pairs, what a wrong kernel may compute instead. axes: fields shown in the covered / not
+    pairs, what a wrong kernel may compute instead. fits(case, inputs, outputs): the same, found
+    from what came out, asked where none of the others is. axes: fields shown in the covered / not
     covered grid.
     """
 
@@ -62,6 +64,7 @@ class Contract:
     budget: Callable[[Any, Arrays, Arithmetic], dict[str, Budget]]
     keywords: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
+    of_argument: Mapping[str, str] = field(default_factory=dict)
     unless_named: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     relations: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[Any], dict[str, Any]] = _nothing
@@ -69,6 +72,7 @@ class Contract:
     in_place: Callable[[Any], Mapping[str, str]] = _nothing
     nulls: Callable[[Any, Arrays], Mapping[str, Mapping[str, Array]]] = _nothing
     alternatives: Callable[[Any, Arrays], Iterable[tuple[str, Mapping[str, Array]]]] = _nothing
+    fits: Callable[[Any, Arrays, Arrays], Iterable[tuple[str, Mapping[str, Array]]]] = _nothing
     axes: tuple[str, ...] = ()
 
     def limits(self, given: Mapping[str, Any], where: Iterable[str] = ()) -> Limits:

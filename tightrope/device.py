@@ -131,7 +131,8 @@ def _launch(impl: Implementation, case: Any, arena: Arena) -> dict[str, Array]:
     arguments = {name: arena.argument(name) for name in arena.sections}
     plain, named = spec.arguments(arguments)
     returned = _call(impl, arena, plain, {**_keywords(impl.fn, spec.options(case)), **named})
-    tensors = _named(impl, returned, arena.device)
+    absent = {name for name, argument in spec.of_argument.items() if argument not in arguments}
+    tensors = _named(impl, returned, arena.device, absent)
     blocks = arena.download()
     outputs = {
         n: _fetch(n, t, arena, blocks, arguments, in_place.get(n)) for n, t in tensors.items()
@@ -158,12 +159,15 @@ def _call(
             os._exit(0)
 
 
-def _named(impl: Implementation, returned: Any, home: str) -> dict[str, torch.Tensor]:
-    """The outputs by name; a Violation explains anything that is not the tensors promised."""
+def _named(impl: Implementation, returned: Any, home: str, absent: set[str]) -> dict[str, Any]:
+    """The tensors by name, empty for absent ones; a Violation explains anything else."""
     import torch
 
     names = impl.outputs
     values = returned if isinstance(returned, tuple | list) else (returned,)
+    if len(values) == len(names):
+        nothing = [torch.empty(0, device=home) if name in absent else None for name in names]
+        values = [e if v is None else v for v, e in zip(values, nothing, strict=True)]
     if len(values) != len(names) or not all(isinstance(v, torch.Tensor) for v in values):
         told = f"{_counted(returned)}, expected {len(names)}: {', '.join(names)}"
         told += " (in place too they are returned)" if returned is None else ""

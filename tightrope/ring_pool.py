@@ -188,13 +188,26 @@ def on_ranks(
     rows of out and lse. Raises as `Pool.call`, ValueError for an unknown scheme or ranks beyond
     the pool.
     """
+    lengths = {"seqlen_q": q.shape[2], "seqlen_k": k.shape[2]}
+    out, lse = spread(local, (q, k, v), ranks, scheme, {**options, **lengths})
+    return out, lse
+
+
+def spread(
+    local: Callable[..., Any], tensors: Sequence[torch.Tensor], ranks: int, scheme: str,
+    options: dict[str, Any],
+) -> list[torch.Tensor]:  # fmt: skip
+    """What `local(*shards, group, scheme=.., **options)` returns in so many ranks, gathered.
+
+    tensors and what comes back: rows along axis 2. Raises as `on_ranks`.
+    """
     if ranks not in range(1, SIZE + 1):
         raise ValueError(f"ranks: expected 1 to {SIZE}, got {ranks}")
-    given = [[packed(shard(x, ranks, scheme, rank)) for x in (q, k, v)] for rank in range(ranks)]
-    options = {**options, "seqlen_q": q.shape[2], "seqlen_k": k.shape[2], "scheme": scheme}
-    answers = pool(q.device.type).call(local, given, options)
-    parts = [[unpacked(t, q.device) for t in answer] for answer in answers]
-    return gathered([p[0] for p in parts], scheme), gathered([p[1] for p in parts], scheme)
+    given = [[packed(shard(x, ranks, scheme, rank)) for x in tensors] for rank in range(ranks)]
+    device = tensors[0].device
+    answers = pool(device.type).call(local, given, {**options, "scheme": scheme})
+    parts = [[unpacked(t, device) for t in answer] for answer in answers]
+    return [gathered(shards, scheme) for shards in zip(*parts, strict=True)]
 
 
 def shard(x: torch.Tensor, ranks: int, scheme: str, rank: int) -> torch.Tensor:

@@ -1,0 +1,38 @@
+"""Tiles of the gradients of PoPE attention: one pure table, for launcher, budgets and laws alike.
+
+A tile of features is two of points, so that programs hold more than those of attention's gradients.
+"""
+
+from __future__ import annotations
+
+from tightrope.attention_backward_tiles import INTERPRETER, Config, Tile
+
+# By the widest head_dim that an entry is for. 64 owned by 32 walked in 4 warps is left out: ptxas
+# 12.8 reads other memory in some such builds (docs/findings.md).
+HALF_SM90 = {
+    64: Config(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    128: Config(Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    256: Config(Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+}
+HALF = {  # fits the 99 KiB of shared memory that the smallest GPUs since sm_80 give a program
+    64: Config(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    128: Config(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    256: Config(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+}
+SINGLE = {
+    64: Config(Tile(32, 16, 8, 1), Tile(32, 16, 8, 1)),
+    128: Config(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    256: Config(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+
+
+def config(width: int, itemsize: int, capability: tuple[int, int] | None) -> Config:
+    """The entry for a case; neither lengths nor heads decide, so that a batch changes no bit.
+
+    width: the larger of head_dim and head_dim_v; itemsize: bytes of an element; capability: the
+    GPU's (major, minor), None for the interpreter.
+    """
+    if capability is None:
+        return INTERPRETER
+    table = SINGLE if itemsize == 4 else HALF_SM90 if capability == (9, 0) else HALF
+    return next(table[widest] for widest in sorted(table) if widest >= width)
