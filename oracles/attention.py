@@ -22,7 +22,7 @@ from tightrope.arithmetic import Arithmetic
 from tightrope.budget import Budget
 from tightrope.contract import Contract
 from tightrope.formats import Array
-from tightrope.oracles.attention_alternatives import alternatives, nulls
+from tightrope.oracles.attention_alternatives import alternatives, fits, nulls
 from tightrope.oracles.attention_budget import STAGES, forward
 from tightrope.oracles.attention_cases import AXES, DOMAIN, RELATIONS, AttentionCase, cases
 from tightrope.oracles.attention_exact import exact
@@ -85,5 +85,6 @@ CONTRACT = Contract(
     layouts=layouts,
     nulls=nulls,
     alternatives=alternatives,
+    fits=fits,
     axes=AXES,
 )

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightrope.formats import Array, stored
+from tightrope.budget import Budget
+from tightrope.diagnosis import Mistake
+from tightrope.formats import Array, stored, widen
+from tightrope.oracles.attention_budget import STAGES, Forward, forward
+from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled
 from tightrope.oracles.attention_inputs import stated
-from tightrope.oracles.attention_problem import Problem, attend, logits
+from tightrope.oracles.attention_problem import Problem, attend
+from tightrope.oracles.attention_softmax_alternatives import LN2, of_softmax
 
 if TYPE_CHECKING:
     from tightrope.oracles.attention_cases import AttentionCase
 
 Outputs = dict[str, Array]
-LN2 = float(np.log(2.0))
-BLOCKS = (16, 32, 64, 128)
+Spend = Callable[[Problem, Mapping[str, Any]], Forward]
+
+
+def plainly(p: Problem, arithmetic: Mapping[str, Any]) -> Forward:
+    """Budgets of a problem under attention's own stages."""
+    return forward(p, {name: arithmetic[name] for name in STAGES if name in arithmetic})
 
 
 def nulls(case: AttentionCase, inputs: Mapping[str, Array]) -> dict[str, Outputs]:
@@ -57,25 +67,71 @@ def shaped(case: AttentionCase, p: Problem, out: Array, lse: Array) -> Outputs:
     }
 
 
-def alternatives(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Outputs]]:
+def alternatives(
+    case: AttentionCase, inputs: Mapping[str, Array], spend: Spend = plainly
+) -> Iterator[tuple[str, Outputs]]:
     """(what is computed instead, outputs), the likeliest first; those equal to a right result are
-    left out.
+    left out. spend: the budgets of a problem, where its scores come from elsewhere.
     """
     p = stated(case, inputs)
     right = attend(p)
-    for mistakes in (_of_masks(case, inputs), _of_options(case, inputs)):
+    for mistakes in (of_masks(case, inputs), of_options(case, p), of_heads(case, p)):
         for sentence, wrong in mistakes:
-            yield from _told(case, p, right, sentence, attend(wrong))
+            if differ(right, outputs := attend(wrong)):
+                yield sentence, mistaken(case, wrong, outputs, spend)
     for sentence, outputs in of_softmax(p):
-        yield from _told(case, p, right, sentence, outputs)
+        if differ(right, outputs):
+            yield sentence, shaped(case, p, *outputs)
 
 
-def _told(
-    case: AttentionCase, p: Problem, right: tuple[Array, Array], sentence: str,
-    outputs: tuple[Array, Array],
+def fits(
+    case: AttentionCase, inputs: Mapping[str, Array], outputs: Mapping[str, Array],
+    spend: Spend = plainly,
 ) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
-    if any((a != b).any() for a, b in zip(right, outputs, strict=True)):
-        yield sentence, shaped(case, p, *outputs)
+    """Another scale, or other keys, as the lse that was returned tells them."""
+    if not {"out", "lse"} <= set(outputs):
+        return
+    p = stated(case, inputs)
+    lse = widen(outputs["lse"]).reshape(p.visible.shape[:2])
+    out = widen(outputs["out"]).reshape(*lse.shape, case.head_dim_v)
+    whole = stated(replace(case, causal=False, window_left=None, window_right=None), inputs)
+    read = [replace(whole, k=p.k, v=p.v)]
+    if np.isfinite(whole.k).all() and np.isfinite(whole.v).all():
+        read.append(whole)
+    found = [scaled(p, lse), *(other_keys(p, every, out, lse) for every in read)]
+    for sentence, wrong in chain.from_iterable(found):
+        yield sentence, mistaken(case, wrong, attend(wrong), spend)
+
+
+def differ(right: tuple[Array, Array], outputs: tuple[Array, Array]) -> bool:
+    """Whether a mistake can be seen at all."""
+    return any((a != b).any() for a, b in zip(right, outputs, strict=True))
+
+
+def mistaken(
+    case: Any, p: Problem, outputs: tuple[Array, Array], spend: Spend = plainly
+) -> Mistake:
+    """Another problem's outputs, with the budgets that a promise has of that problem."""
+    rows = (case.batch, case.num_heads, case.seqlen_q)
+
+    def budgets(arithmetic: Mapping[str, Any]) -> dict[str, Budget]:
+        spent = spend(p, arithmetic)
+        return {
+            "out": spent.out.reshape((*rows, case.head_dim_v)),
+            "lse": spent.lse.reshape(rows),
+        }
+
+    return Mistake(shaped(case, p, *outputs), budgets)
+
+
+def of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
+    """Other masks, over the keys that lie there; and over zeros where no row may see them."""
+    p = stated(case, inputs)
+    for sentence, wrong in _of_masks(case, inputs):
+        yield sentence, wrong
+        if (wrong.k != p.k).any() or (wrong.v != p.v).any():
+            unread = replace(p, visible=wrong.visible, bias=wrong.bias)
+            yield f"{sentence}, keys that no row may see counting as 0", unread
 
 
 def _of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
@@ -106,53 +162,56 @@ def _of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tupl
             yield instead(f"{side} ignored", **{side: None})
 
 
-def _of_options(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
-    p = stated(case, inputs)
-    padded = 1 << (case.head_dim - 1).bit_length()
+def of_options(case: Any, p: Problem) -> Iterator[tuple[str, Problem]]:
+    """Other scales, caps, biases and sinks."""
+    padded, s = 1 << (case.head_dim - 1).bit_length(), p.softmax_scale
     yield "no softmax_scale", replace(p, softmax_scale=1.0)
     yield "softmax_scale ignored for head_dim**-0.5", replace(p, softmax_scale=case.head_dim**-0.5)
     yield "the scale of the padded head_dim", replace(p, softmax_scale=padded**-0.5)
+    yield "the scale of head_dim_v", replace(p, softmax_scale=case.head_dim_v**-0.5)
     yield "head_dim**-1 as scale", replace(p, softmax_scale=1.0 / case.head_dim)
+    yield "softmax_scale in base 2, not natural", replace(p, softmax_scale=s * LN2)
+    yield "softmax_scale twice", replace(p, softmax_scale=s * s)
     if p.softcap is not None:
+        cap = p.softcap
         yield "no softcap", replace(p, softcap=None)
+        yield "the hyperbolic tangent, not multiplied by softcap", _tanh(p, s / cap)
+        yield "logits not divided by softcap", _tanh(p, s, cap)
+        yield "half the logit in the softcap", _tanh(p, s / (2 * cap), cap)
     if p.bias is not None:
         yield "no bias", replace(p, bias=None)
-        yield "bias multiplied by the scale", replace(p, bias=p.bias * p.softmax_scale)
+        yield "bias multiplied by the scale", replace(p, bias=p.bias * s)
         yield "bias in base 2, not natural", replace(p, bias=p.bias * LN2)
     if p.sink is not None:
         yield "no sink", replace(p, sink=None)
-        yield "sink multiplied by the scale", replace(p, sink=p.sink * p.softmax_scale)
+        yield "sink multiplied by the scale", replace(p, sink=p.sink * s)
         yield "sink in base 2, not natural", replace(p, sink=p.sink * LN2)
+
+
+def _tanh(p: Problem, factor: float, cap: float = 1.0) -> Problem:
+    """Logits cap * tanh(factor q.k): the cap of a problem whose v and bias stay, in base cap."""
+    return replace(p, softmax_scale=factor * cap, softcap=cap)
+
+
+def of_heads(case: Any, p: Problem) -> Iterator[tuple[str, Problem]]:
+    """Keys, biases and sinks of another head than a query head's own."""
+    head = np.arange(case.num_heads)
     group = case.num_heads // case.num_kv_heads
+
+    def at(order: Array, of: tuple[str, ...]) -> Problem:
+        each = (np.arange(case.batch)[:, None] * case.num_heads + order).ravel()
+        return replace(p, **{name: getattr(p, name)[each] for name in of})
+
     if group > 1 and case.num_kv_heads > 1:
-        order = np.arange(case.num_heads) % case.num_kv_heads * group
-        each = np.arange(case.batch)[:, None] * case.num_heads + order
-        yield (
-            "kv heads interleaved (h % num_kv_heads), not in blocks",
-            replace(p, k=p.k[each.ravel()], v=p.v[each.ravel()]),
-        )
-
-
-def of_softmax(p: Problem) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Mistakes of the recurrence and of what is returned."""
-    out, lse = attend(p)
-    yield "lse in base 2", (out, lse / LN2)
-    yield "lse without the logarithm of the sum", (out, logits(p).max(axis=-1, initial=-np.inf))
-    yield "zeros", (np.zeros_like(out), np.zeros_like(lse))
-    keys = p.k.shape[-2]
-    for block in BLOCKS:
-        if keys <= block:
-            break
-        if keys % block:
-            kept = np.arange(keys) < keys // block * block
-            yield f"the last partial block of {block} keys dropped", attend(_only(p, kept))
-        blocks = [np.arange(keys) // block == i for i in range(-(-keys // block))]
-        parts = [attend(_only(p, kept)) for kept in blocks]
-        live = np.stack([np.isfinite(part[1]) for part in parts])
-        total = np.sum([part[0] for part in parts], axis=0)
-        mean = total / np.maximum(live.sum(axis=0), 1)[..., None]
-        yield f"outputs of blocks of {block} keys averaged", (mean, lse)
-
-
-def _only(p: Problem, keys: Array) -> Problem:
-    return replace(p, visible=p.visible & keys)
+        order = head % case.num_kv_heads * group
+        yield "kv heads interleaved (h % num_kv_heads), not in blocks", at(order, ("k", "v"))
+    if case.num_kv_heads > 1:
+        yield "the first kv head for all", at(0 * head, ("k", "v"))
+        yield "v of the first kv head for all", at(0 * head, ("v",))
+        yield "v taken from the next kv head", at((head + group) % case.num_heads, ("v",))
+    for name in ("bias", "sink"):
+        if getattr(p, name) is not None and case.num_heads > 1:
+            yield f"the {name} of the kv head, not the query head", at(head // group, (name,))
+            yield f"the {name} of the first head for all", at(0 * head, (name,))
+            first = head // group * group
+            yield f"the {name} of a group's first head for the group", at(first, (name,))

@@ -20,7 +20,7 @@ from tightrope.budget import Budget
 from tightrope.contract import Contract
 from tightrope.formats import Array
 from tightrope.oracles.attention_budget import STAGES
-from tightrope.oracles.attention_paged_alternatives import alternatives, nulls
+from tightrope.oracles.attention_paged_alternatives import alternatives, fits, nulls
 from tightrope.oracles.attention_paged_cases import (
     AXES,
     DOMAIN,
@@ -30,8 +30,8 @@ from tightrope.oracles.attention_paged_cases import (
 )
 from tightrope.oracles.attention_paged_exact import exact
 from tightrope.oracles.attention_paged_inputs import inputs, layouts, stated
+from tightrope.oracles.attention_sequence_alternatives import extent
 from tightrope.oracles.attention_varlen import options, spent
-from tightrope.oracles.attention_varlen_alternatives import extent
 from tightrope.oracles.attention_varlen_problems import oracle as of_parts
 from tightrope.oracles.attention_varlen_problems import parts
 
@@ -74,5 +74,6 @@ CONTRACT = Contract(
     layouts=layouts,
     nulls=nulls,
     alternatives=alternatives,
+    fits=fits,
     axes=AXES,
 )

@@ -10,7 +10,8 @@ import numpy as np
 
 from tightrope.formats import Array
 from tightrope.oracles.attention_paged_inputs import stated
-from tightrope.oracles.attention_varlen_alternatives import Outputs, Spans, null_outputs, told
+from tightrope.oracles.attention_sequence_alternatives import Outputs, Spans, fitted, told
+from tightrope.oracles.attention_varlen_alternatives import null_outputs
 
 if TYPE_CHECKING:
     from tightrope.oracles.attention_paged_cases import AttentionPagedCase
@@ -28,6 +29,13 @@ def alternatives(
     left out.
     """
     yield from told(case, inputs, stated(case, inputs), _of_pages(case, inputs))
+
+
+def fits(
+    case: AttentionPagedCase, inputs: Mapping[str, Array], outputs: Outputs
+) -> Iterator[tuple[str, Outputs]]:
+    """What is found from the lse that was returned: another scale, or other keys."""
+    yield from fitted(case, inputs, stated(case, inputs), outputs)
 
 
 def _of_pages(case: AttentionPagedCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Spans]]:

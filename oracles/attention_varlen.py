@@ -19,7 +19,13 @@ from tightrope.budget import Budget
 from tightrope.contract import Contract
 from tightrope.formats import Array
 from tightrope.oracles.attention_budget import STAGES, forward
-from tightrope.oracles.attention_varlen_alternatives import alternatives, extent, nulls, stated
+from tightrope.oracles.attention_sequence_alternatives import extent
+from tightrope.oracles.attention_varlen_alternatives import (
+    alternatives,
+    fits,
+    nulls,
+    stated,
+)
 from tightrope.oracles.attention_varlen_cases import (
     AXES,
     DOMAIN,
@@ -92,5 +98,6 @@ CONTRACT = Contract(
     layouts=layouts,
     nulls=nulls,
     alternatives=alternatives,
+    fits=fits,
     axes=AXES,
 )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from tightrope.budget import Budget
+from tightrope.diagnosis import Mistake
 from tightrope.formats import FORMATS, Array, Format, stored, widen
+from tightrope.oracles.rope_budget import budget
 from tightrope.oracles.rope_cases import RopeCase
 
 Outputs = dict[str, Array]
@@ -47,7 +52,9 @@ def alternatives(case: RopeCase, inputs: Mapping[str, Array]) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class _Model:
-    """A rotation whose parts can be replaced one by one. `round` is applied to the two products."""
+    """A rotation whose parts can be replaced one by one. `round` is applied to the two products;
+    signs: of the sine in the first and the second feature of a pair.
+    """
 
     q: Array
     k: Array
@@ -59,8 +66,10 @@ class _Model:
     half: int
     distance: int
     first: int
+    dtype: str
     out: str
     round: Rounding
+    signs: tuple[float, float] = (-1.0, 1.0)
 
     @classmethod
     def of(cls, case: RopeCase, inputs: Mapping[str, Array]) -> _Model:
@@ -69,13 +78,27 @@ class _Model:
         half = inputs["cos"].shape[1]
         out = dtype if case.out_dtype == "input" else case.out_dtype
         q, k, cos, sin = (widen(inputs[n]) for n in ("q", "k", "cos", "sin"))
-        return cls(q, k, cos, sin, rows, rows, case.interleaved, half, half, 0, out, _exactly)
+        layout = case.interleaved, half, half, 0
+        return cls(q, k, cos, sin, rows, rows, *layout, dtype, out, _exactly)
 
     def unrounded(self) -> Outputs:
         return {"q": self._turned(self.q, self.rows_q), "k": self._turned(self.k, self.rows_k)}
 
     def outputs(self) -> Outputs:
-        return {x: stored(y, self.out) for x, y in self.unrounded().items()}
+        found = {x: stored(y, self.out) for x, y in self.unrounded().items()}
+        plain = self.round is _exactly and self.signs == (-1.0, 1.0)
+        asked = plain and self.distance == self.half and not self.first
+        return Mistake(found, self.budgets) if asked else found
+
+    def budgets(self, arithmetic: Any) -> dict[str, Budget]:
+        """Those of `rope` where it is asked for this rotation."""
+        case: Any = SimpleNamespace(interleaved=self.interleaved, out_dtype=self.out)
+        given = {"q": stored(self.q, self.dtype), "k": stored(self.k, self.dtype)}
+        given |= {"cos": self.cos, "sin": self.sin}
+        rows = {"q": self.rows_q, "k": self.rows_k}
+        return {
+            x: budget(case, {**given, "positions": at}, arithmetic)[x] for x, at in rows.items()
+        }
 
     def _turned(self, x: Array, rows: Array) -> Array:
         c, s = self.cos[rows][:, None], self.sin[rows][:, None]
@@ -83,8 +106,8 @@ class _Model:
         one = self.first + (2 * pair if self.interleaved else pair)
         two = one + (1 if self.interleaved else self.distance)
         y, r = x.copy(), self.round
-        y[..., one] = r(x[..., one] * c) - r(x[..., two] * s)
-        y[..., two] = r(x[..., two] * c) + r(x[..., one] * s)
+        y[..., one] = r(x[..., one] * c) + self.signs[0] * r(x[..., two] * s)
+        y[..., two] = r(x[..., two] * c) + self.signs[1] * r(x[..., one] * s)
         return y
 
 
@@ -99,7 +122,15 @@ def _unrotated(right: _Model) -> Outputs:
 def _of_angle(m: _Model) -> Iterator[tuple[str, Outputs]]:
     yield "the input, not rotated at all", _unrotated(m)
     yield "a rotation by the opposite angle (sign of sin)", replace(m, sin=-m.sin).outputs()
+    for signs, which in (((1.0, 1.0), "first"), ((-1.0, -1.0), "second")):
+        turned = replace(m, signs=signs).outputs()
+        yield f"the sign of sin turned in the {which} feature of each pair", turned
     yield "cos and sin exchanged", replace(m, cos=m.sin, sin=m.cos).outputs()
+    opposite = replace(m, cos=-m.sin, sin=-m.cos)
+    yield "cos and sin exchanged, and the opposite angle", opposite.outputs()
+    for name in ("cos", "sin"):
+        first: Any = {name: np.broadcast_to(getattr(m, name)[:1], m.cos.shape)}
+        yield f"{name} of the table's first row for every token", replace(m, **first).outputs()
     once = m.unrounded()
     yield "the rotation applied twice", replace(m, q=once["q"], k=once["k"]).outputs()
     yield "q rotated, k not", {**_unrotated(m), "q": m.outputs()["q"]}
@@ -127,6 +158,7 @@ def _of_position(m: _Model) -> Iterator[tuple[str, Outputs]]:
         yield f"positions modulo {limit:,}", at(*(rows % limit,) * 2)
     yield "the table read with twice its row stride (clamped)", at(2 * rows, 2 * rows)
     yield "the table read with twice its row stride (wrapped)", at(*(2 * rows % (last + 1),) * 2)
+    yield "the table's first row for every token", at(*(np.zeros_like(rows),) * 2)
     yield "the table's last row for every token", at(*(np.full(len(rows), last),) * 2)
 
 
@@ -171,6 +203,8 @@ def _of_rounding(m: _Model) -> Iterator[tuple[str, Outputs]]:
     for fmt in (FORMATS["bfloat16"], FORMATS["float16"]):
         low = replace(m, cos=fmt.round(m.cos), sin=fmt.round(m.sin))
         yield f"cos and sin rounded to {fmt.name}", low.outputs()
+        yield f"cos rounded to {fmt.name}", replace(m, cos=low.cos).outputs()
+        yield f"sin rounded to {fmt.name}", replace(m, sin=low.sin).outputs()
         yield f"products rounded to {fmt.name}", replace(m, round=fmt.round).outputs()
         everything = _through(replace(low, round=fmt.round), fmt)
         yield f"cos, sin, products and sum rounded to {fmt.name}", everything

@@ -159,11 +159,11 @@ def check(name: str, actual: Any, budget: Any, exact: Any = None) -> float:
 def check_case(impl: Any, case: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
     """Demand that all outputs of a call are within the budgets of its contract and arithmetic.
 
-    On failure the message says which known mistake the outputs agree with, if one does.
+    On failure the message says which known mistake the outputs agree with, or that none does.
     """
     __tracebackhide__ = True
     from tightrope.device import current
-    from tightrope.diagnosis import diagnose
+    from tightrope.diagnosis_cause import explained
 
     spec = impl.contract
     budgets = impl.budgets(case, inputs, current())
@@ -176,10 +176,6 @@ def check_case(impl: Any, case: Any, inputs: Mapping[str, Any], outputs: Mapping
                 lambda at, name=name: spec.exact(case, inputs, name, at),
             )
     except Violation as violation:
-        diagnosis = diagnose(spec.alternatives(case, inputs), outputs, budgets)
-        if diagnosis:
-            raise Violation(
-                f"{violation}\n{diagnosis}", **violation.detail, diagnosis=diagnosis
-            ) from None
-        raise
+        found = explained(impl, case, inputs, outputs, budgets)
+        raise Violation(f"{violation}\n{found}", **violation.detail, **found.data) from None
     ledger.weigh({n: budgets[n] for n in impl.outputs}, spec.nulls(case, inputs))
