@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Lengths = tuple[int, ...]
 # Logits of subnormal q and k are all 0, which only tells `attention` something.
 MATTERS = tuple(kind for kind in DATA if kind != "subnormal")
+START_LAYOUTS = ("contiguous", "strided", "offset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class AttentionVarlenCase:
     seqlens_q, seqlens_k: queries and keys of each sequence, in the order they are packed; 0 is a
     length. spare: rows of q, k and v past the last sequence. offsets: "default" (bottom-right for
     each) or "tensor" (they follow from the seed). bias_dtype: of the sink. hidden: what stands in
-    spare rows and in keys that no row of their own sequence sees. The rest is as in AttentionCase.
+    spare rows and in keys that no row of their own sequence sees. layout_starts_q, layout_starts_k:
+    of cu_seqlens. The rest is as in AttentionCase.
     """
 
     seqlens_q: Lengths = (1,)
@@ -63,6 +65,8 @@ class AttentionVarlenCase:
     layout_q: str = "contiguous"
     layout_k: str = "contiguous"
     layout_v: str = "contiguous"
+    layout_starts_q: str = "contiguous"
+    layout_starts_k: str = "contiguous"
     size: str = "small"
     builds: str = "committed"
     seed: int = 0
@@ -99,6 +103,8 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "layout_q": LAYOUTS,
     "layout_k": LAYOUTS,
     "layout_v": (*LAYOUTS, "view of k"),
+    "layout_starts_q": START_LAYOUTS,
+    "layout_starts_k": START_LAYOUTS,
     "size": ("small", "large"),
     "builds": ("committed", "free"),
 }
@@ -107,7 +113,8 @@ AXES = (
     *("dtype", "out_dtype", "head_dim", "head_dim_v", "num_heads", "num_kv_heads"),
     *("causal", "window_left", "window_right"),
     *("softcap", "sink", "bias_dtype", "softmax_scale", "offsets", "spare", "data", "data_v"),
-    *("hidden", "empty_rows", "layout_q", "layout_k", "layout_v", "size", "builds"),
+    *("hidden", "empty_rows", "layout_q", "layout_k", "layout_v", "layout_starts_q"),
+    *("layout_starts_k", "size", "builds"),
 )
 
 RELATIONS = {
@@ -126,7 +133,7 @@ NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
     "without_lse": attention_cases.WITHOUT_LSE,
     "out_dtype=input": {"out_dtype": ("input",)},
     "square": {"offsets": ("default",)},
-    "contiguous": {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v")},
+    "contiguous": {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v", "starts_q", "starts_k")},
     "aligned16": {
         f"layout_{x}": ("contiguous", "transposed", "sliced", "packed") for x in ("q", "k", "v")
     },
@@ -161,6 +168,8 @@ def cases(limits: Limits) -> SearchStrategy[AttentionVarlenCase]:
         fields["spare"] = d.one("spare", (0, 0, 1, 3, 17))
         fields |= contents(d, fields)
         fields |= layouts(d, fields)
+        for name in ("layout_starts_q", "layout_starts_k"):
+            fields[name] = d.one(name, (*("contiguous",) * 5, *START_LAYOUTS))
         return AttentionVarlenCase(**fields, seed=d.number(0, 2**16 - 1))
 
     return case()

@@ -56,7 +56,10 @@ def keywords(case: Any, chosen: Array, rng: np.random.Generator) -> dict[str, Ar
 
 
 def layouts(case: AttentionVarlenCase) -> dict[str, str]:
-    return {"q": case.layout_q, "k": case.layout_k, "v": case.layout_v}
+    return {
+        "q": case.layout_q, "k": case.layout_k, "v": case.layout_v,
+        "cu_seqlens_q": case.layout_starts_q, "cu_seqlens_k": case.layout_starts_k,
+    }  # fmt: skip
 
 
 def cumulated(lengths: Sequence[int]) -> Array:

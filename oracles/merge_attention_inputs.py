@@ -17,7 +17,10 @@ GARBAGE = 1e30
 
 
 def inputs(case: MergeAttentionCase) -> dict[str, Array]:
-    """outs (splits, rows, num_heads, head_dim) and lses (splits, rows, num_heads), float32."""
+    """outs (splits, rows, num_heads, head_dim) and lses (splits, rows, num_heads), float32.
+
+    Some outs are zeros of either sign.
+    """
     rng = np.random.default_rng(case.seed)
     shape = (case.splits, case.rows, case.num_heads)
     outs = rng.standard_normal((*shape, case.head_dim))
@@ -28,6 +31,7 @@ def inputs(case: MergeAttentionCase) -> dict[str, Array]:
         outs = 0.01 * outs + 1000.0 * (-1.0) ** np.arange(case.splits)[:, None, None, None]
     if case.data == "repeated":
         outs[:] = outs[:1]
+    outs[..., ::5] *= np.where(rng.random(outs[..., ::5].shape) < 0.2, -0.0, 1.0)
     gone = _gone(case, shape, rng)
     hidden = {"nan": np.nan, "inf": np.inf, "finite": GARBAGE}[case.hidden]
     signs = np.where(rng.random(outs.shape) < 0.5, -1.0, 1.0)

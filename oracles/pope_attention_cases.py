@@ -81,6 +81,7 @@ class PopeAttentionCase:
     layout_k: str = "contiguous"
     layout_v: str = "contiguous"
     layout_delta: str = "contiguous"
+    layout_inv_freq: str = "contiguous"
     size: str = "small"
     builds: str = "committed"
     seed: int = 0
@@ -98,11 +99,12 @@ DOMAIN: dict[str, tuple[Any, ...] | range] = {
     "delta": DELTAS,
     "delta_data": DELTA_DATA,
     "layout_delta": TABLE_LAYOUTS,
+    "layout_inv_freq": ("contiguous", "strided", "packed", "offset"),
 }
 
 AXES = axes(
     DOMAIN, "rotary_dim", "inv_freq_dtype", "position_dtype", "rope_theta", "exponent_sign",
-    "positions", "delta", "delta_data", "layout_delta",
+    "positions", "delta", "delta_data", "layout_delta", "layout_inv_freq",
 )  # fmt: skip
 
 RELATIONS = {
@@ -113,10 +115,11 @@ RELATIONS = {
 
 NARROWED_BY: dict[str, dict[str, tuple[Any, ...]]] = {
     **attention_cases.NARROWED_BY,
-    "contiguous": {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v", "delta")},
+    "contiguous": {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v", "delta", "inv_freq")},
     "aligned16": {
         **attention_cases.NARROWED_BY["aligned16"],
         "layout_delta": ("contiguous",),
+        "layout_inv_freq": ("contiguous",),
         "rotary_dim": tuple(range(8, 257, 8)),
     },
 }

@@ -21,7 +21,7 @@ ALIKE = {"float16": 2, "float32": 2, "bfloat16": 5}  # distances that hardly tur
 DATA_WEIGHTS = (
     *("normal",) * 8,
     *("delicate", "thresholds") * 4,
-    *("times_3", "spiking", "rising") * 2,
+    *("times_3", "spiking", "rising", "far_groups") * 2,
 )
 
 
@@ -58,11 +58,13 @@ def angles(d: Draw, fields: dict[str, Any]) -> dict[str, Any]:
     bases = few if growing else (10000.0, 10000.0, 100.0)
     kind = d.one("positions", kinds)
     most = FAR if claimed else NEAR if growing else LONG
+    layouts = d.limits.domain["layout_inv_freq"]
     return {
         "rope_theta": d.one("rope_theta", (*bases, 10000.0, 500000.0)),
         "exponent_sign": sign,
         "positions": kind,
         "start": _start(d, kind, EDGES[fields["position_dtype"]], most),
+        "layout_inv_freq": d.one("layout_inv_freq", (*("contiguous",) * 5, *layouts)),
     }
 
 

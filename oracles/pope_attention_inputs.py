@@ -35,6 +35,7 @@ def inputs(case: PopeAttentionCase) -> dict[str, Array]:
 
 def layouts(case: PopeAttentionCase) -> dict[str, str]:
     named = {"q": case.layout_q, "k": case.layout_k, "v": case.layout_v}
+    named["inv_freq"] = case.layout_inv_freq
     return named if case.delta == "none" else {**named, "delta": case.layout_delta}
 
 

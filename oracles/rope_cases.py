@@ -105,8 +105,9 @@ Heads = tuple[tuple[int, int], ...]
 
 # (num_heads, num_kv_heads): ratios 1, 2, 3, 4, 6 and 7
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (3, 3), (6, 3), (3, 1), (6, 2), (4, 1), (6, 1), (7, 1))
+FAR = 2**15 + 64  # rows whose numbers 16 bits do not hold, of narrow tables
 TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33)
-ROWS = (64, 4160, 8192, 1024, 8192)
+ROWS = (64, 4160, 8192, 1024, 8192, FAR, FAR, FAR)
 ELEMENTS = 6144  # of q and k together; keeps the float64 oracle near a millisecond
 EXACT_ELEMENTS = 768  # float64: ball arithmetic settles most of them
 TABLE_ELEMENTS = 300_000  # 4,160 rows of 64: enough for positions beyond 4,096

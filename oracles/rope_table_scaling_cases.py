@@ -10,6 +10,7 @@ from tightrope.oracles.rope_table_scaling import PARTIAL, VARIANTS
 FACTORS = (8.0, 2.0, 4.0, 32.0, 40.0, 2.5, 1.0)
 SIZES = (8, 16, 32, 40, 64, 128, 2, 4, 6)
 LEAST = {"ntk": 4, "dynamic": 4, "proportional": 8}  # rotary_dim
+TRUNCATING = 32  # rotary_dim; in narrower ones a ramp has few columns for truncation to move
 HUGE = "huge"  # the kind of positions past 2**24
 LENGTHS = (4096, 8192, 32768, 2048, 256, 16)
 
@@ -53,6 +54,8 @@ def scaled(limits: Limits, fields: dict[str, Any]) -> Any:
                 found[name] = draw(st.sampled_from(values))
         if kind != "default":
             variants = [*VARIANTS[kind], *([PARTIAL] if kind != "proportional" else [])]
+            if kind == "yarn" and found.get("rotary_dim", fields["rotary_dim"]) >= TRUNCATING:
+                variants += 3 * ["untruncated"]
             found["variant"] = draw(st.sampled_from(variants))
             found["length"] = length = draw(st.sampled_from(LENGTHS))
             factor = draw(st.sampled_from(FACTORS))

@@ -16,14 +16,15 @@ from tightrope import holds_for
 from tightrope.budget import Violation
 from tightrope.compare import budgets, part, reach, same_value, within
 from tightrope.formats import FORMATS, stored, widen
-from tightrope.oracles.attention_backward_inputs import restated, stated
-from tightrope.parts import agree, called, of_keys
+from tightrope.oracles.attention_backward_inputs import restated
+from tightrope.oracles.attention_inputs import seen as seen_by_index
+from tightrope.oracles.rope_attention_inputs import offsets_of
+from tightrope.parts import agree, called, of_keys, of_rows, of_sequences
 
-CONTRACT = "attention_backward"
+CONTRACT, POLAR = "attention_backward", "pope_attention_backward"
 PLAIN = {f"layout_{x}": ("contiguous",) for x in ("dout", "q", "k", "v", "out", "lse")}
 PLAIN |= {"hidden": ("finite",), "offsets": ("int",)}
 LOUD = {"q": 100.0, "k": 100.0, "v": 1000.0, "dout": 1000.0}
-QUERIES = ("dout", "q", "out", "lse")
 
 
 def _place(case):
@@ -33,7 +34,7 @@ def _place(case):
     return each[0] | each[1]
 
 
-@holds_for(CONTRACT, limits=PLAIN, place=_place)
+@holds_for(CONTRACT, POLAR, limits=PLAIN, place=_place)
 def test_pairs_that_do_not_see_each_other_do_not_meet(impl, case, place):
     """Demands (bitwise): whatever finite numbers a key holds, queries that do not see it keep their
     dq; whatever a query and its dout hold, keys that it does not see keep their dk and dv.
@@ -51,7 +52,7 @@ def test_pairs_that_do_not_see_each_other_do_not_meet(impl, case, place):
         noise = LOUD[name] * rng.choice([-1.0, 1.0], array[:, :, at].shape)
         array[:, :, at] = stored(noise, array.dtype.name)
     before, after = impl(case, inputs), impl(case, loud)
-    seen = np.asarray(stated(case, inputs).forward.visible.any(axis=0))
+    seen = np.asarray(seen_by_index(case, offsets_of(case, inputs)).any(axis=(0, 1)))
     blind = ~(seen[:, at] if kind == "key" else seen[at])
     for name in ("dq",) if kind == "key" else ("dk", "dv"):
         a, b = (widen(x[name])[:, :, blind] for x in (before, after))
@@ -69,7 +70,7 @@ CAUSAL = {**PLAIN, "causal": (True,), "q_offset": (0,)}
 ANY_LENGTH = {"seqlen_q": (1, 17, 33), "seqlen_k": (0, 1, 17, 33), "empty_rows": (True,)}
 
 
-@holds_for(CONTRACT, limits=CAUSAL, needs=ANY_LENGTH, more=st.integers(1, 17))
+@holds_for(CONTRACT, POLAR, limits=CAUSAL, needs=ANY_LENGTH, more=st.integers(1, 17))
 def test_what_sees_nothing_changes_nothing(impl, case, more):
     """Demands: queries put in front, where they see no key, and keys put behind, where no query
     sees them, have gradients that are exactly 0; those of the others stay, within both budgets.
@@ -79,8 +80,11 @@ def test_what_sees_nothing_changes_nothing(impl, case, more):
     """
     inputs, rng = impl.contract.inputs(case), np.random.default_rng([case.seed, more])
     beyond = more if case.seqlen_q <= case.seqlen_k else 0
-    wide = {n: _longer(inputs[n], more, 0, rng) for n in ("dout", "q")}
+    wide = {**inputs, **{n: _longer(inputs[n], more, 0, rng) for n in ("dout", "q")}}
     wide |= {n: _longer(inputs[n], 0, beyond, rng) for n in ("k", "v")}
+    for name, ends in (("q_positions", (more, 0)), ("k_positions", (0, beyond))):
+        if name in inputs:
+            wide[name] = np.pad(inputs[name], [(0, 0)] * (inputs[name].ndim - 1) + [ends])
     wide["out"] = np.pad(inputs["out"], [(0, 0), (0, 0), (more, 0), (0, 0)])
     wide["lse"] = np.pad(inputs["lse"], [(0, 0), (0, 0), (more, 0)], constant_values=-np.inf)
     longer = replace(
@@ -98,6 +102,7 @@ def test_what_sees_nothing_changes_nothing(impl, case, more):
                 f"{name} is {value:.9g} where nothing is seen, and {len(wrong)} elements are not 0"
             )
     spent = budgets(impl, longer, wide)
+    old |= {n: ... for n in impl.outputs if n not in old}
     kept = {n: found[n][at] for n, at in old.items()}
     limits = {n: part(spent[n], at) for n, at in old.items()}
     story = "queries and keys that see nothing must change nothing"
@@ -180,7 +185,7 @@ def _cut(case):
     return st.sampled_from(possible).flatmap(places)
 
 
-@holds_for(CONTRACT, limits=PLAIN, needs={**ANY_LENGTH, "q_offset": (-1, 1)}, cut=_cut)
+@holds_for(CONTRACT, POLAR, limits=PLAIN, needs={**ANY_LENGTH, "q_offset": (-1, 1)}, cut=_cut)
 def test_parts_add_up(impl, case, cut):
     """Demands: calls on parts of the keys, of the queries or of the batch, with the lse and out of
     the whole, give the whole's gradients: side by side along what was cut, else their sum.
@@ -208,20 +213,21 @@ def _part(case, inputs, axis, start, stop):
     """The call on a part; a query keeps its place relative to the keys."""
     at = slice(start, stop)
     if axis == "sequences":
-        kept = {name: np.ascontiguousarray(array[at]) for name, array in inputs.items()}
-        return replace(case, batch=stop - start), kept
+        return replace(case, batch=stop - start), of_sequences(inputs, at)
     if axis == "keys":
         moved = replace(case, seqlen_k=stop - start, q_offset=case.q_offset - start)
         return replace(moved, empty_rows=True), of_keys(inputs, at)
     moved = replace(case, seqlen_q=stop - start, q_offset=case.q_offset + start)
-    rows = {name: np.ascontiguousarray(inputs[name][:, :, at]) for name in QUERIES}
-    return moved, {**inputs, **rows}
+    return moved, of_rows(inputs, at)
 
 
 GROUPED = {**PLAIN, "num_heads": (2, 3, 4, 6), "num_kv_heads": (1, 2)}
+del GROUPED["offsets"]  # any will do, also those of packed sequences
 
 
-@holds_for(CONTRACT, limits=GROUPED, needs={"num_kv_heads": (1, 2, 3, 4, 6)})
+@holds_for(
+    CONTRACT, "attention_varlen_backward", limits=GROUPED, needs={"num_kv_heads": (1, 2, 3, 4, 6)}
+)
 def test_a_kv_head_receives_the_sum_over_its_group(impl, case):
     """Demands: with kv heads repeated for their query heads, dq is the same, and dk and dv are what
     adds up to the grouped ones, within all budgets.
@@ -236,7 +242,8 @@ def test_a_kv_head_receives_the_sum_over_its_group(impl, case):
     story = "grouped heads and the sum of repeated ones must agree"
     same_value("dq", one[0]["dq"], many[0]["dq"], one[1]["dq"], story, many[1]["dq"])
     for name in ("dk", "dv"):
-        shape = (case.batch, case.num_kv_heads, group, *one[0][name].shape[2:])
+        first, _, *rest = one[0][name].shape  # sequences, heads, .. or tokens, heads, ..
+        shape = (first, case.num_kv_heads, group, *rest)
         limit = reach(many[1][name]).reshape(shape).sum(2) + reach(one[1][name])
         difference = widen(many[0][name]).reshape(shape).sum(2) - widen(one[0][name])
         within(name, np.where(np.isinf(limit), 0.0, difference), limit, story)
