@@ -45,18 +45,18 @@ def _of_masks(case: RingAttentionBackwardCase, b: Backward) -> Iterator[tuple[st
 def _of_states(case: RingAttentionBackwardCase, b: Backward) -> Iterator[tuple[str, Triple]]:
     """lse or out of a pair of runs where those of the whole belong."""
     every = [
-        ("lse of each pair of runs, not of the whole", ("lse",)),
-        ("rowsum(dout out) with out of each pair of runs, not of the whole", ("out",)),
-        ("lse and out of each pair of runs, not of the whole", ("lse", "out")),
+        ("lse of each pair of runs, not of the whole", True, False),
+        ("rowsum(dout out) with out of each pair of runs, not of the whole", False, True),
+        ("lse and out of each pair of runs, not of the whole", True, True),
     ]
-    for sentence, names in every:
+    for sentence, of_lse, of_out in every:
         found = [np.zeros_like(x) for x in gradients(b)]
         for i, j in pairs(case):
             part = pair(b, i, j)
             out, lse = attend(part.forward)
-            own = {"out": out, "lse": np.where(np.isfinite(lse), lse, 0.0)}
-            dq, dk, dv = gradients(replace(part, **{name: own[name] for name in names}))
-            for whole, run, gradient in zip(found, (i, j, j), (dq, dk, dv), strict=True):
+            lse = np.where(np.isfinite(lse), lse, 0.0) if of_lse else part.lse
+            part = replace(part, out=out if of_out else part.out, lse=lse)
+            for whole, run, gradient in zip(found, (i, j, j), gradients(part), strict=True):
                 whole[:, slice(*run)] += gradient
         yield sentence, (found[0], found[1], found[2])
 

@@ -33,7 +33,7 @@ class Part:
 
     def size(self) -> Array:
         """What a kernel's may be at most."""
-        return sum(self.terms.values(), np.abs(self.expected) + self.own)
+        return np.asarray(sum(self.terms.values(), np.abs(self.expected) + self.own))
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Adding:
 
     def part(self, budget: Budget) -> Part:
         """A call's gradient as it is stored, in float32 or the format of partial results."""
-        some = (np.abs(budget.expected) + budget.bound + budget.oracle) > 0
         size = np.abs(budget.expected) + budget.bound + budget.oracle
-        terms = {n: np.broadcast_to(t, size.shape) for n, t in budget.terms.items()}
+        some = size > 0
+        terms = {n: np.broadcast_to(np.asarray(t), size.shape) for n, t in budget.terms.items()}
         terms[STORED] = np.where(some, self._stored(size), 0.0)
         replay = budget.replay
         if replay is not None:
@@ -74,25 +74,28 @@ class Adding:
         return np.where(size < fmt.largest, half_ulp(size, fmt), np.inf)
 
 
-def plus(a: Part, b: Part, how: Adding | None) -> Part:
-    """Two parts as one; how None: nothing is rounded yet."""
-    terms = {n: a.terms.get(n, 0.0) + b.terms.get(n, 0.0) for n in {**a.terms, **b.terms}}
+def together(a: Part, b: Part) -> Part:
+    """Two parts as one, nothing rounded but by float64."""
+    none = np.zeros(a.expected.shape)
+    terms = {n: a.terms.get(n, none) + b.terms.get(n, none) for n in {**a.terms, **b.terms}}
     expected = a.expected + b.expected
-    both = (a.size() > 0) & (b.size() > 0)
-    own = a.own + b.own + np.where(both, U64 * np.abs(expected), 0.0)
     replay = None
     if a.replay is not None and b.replay is not None:
         centre = a.replay.centre + b.replay.centre
-        radius = a.replay.radius + b.replay.radius + np.where(both, 2 * U64 * np.abs(centre), 0.0)
-        if how is not None:
-            radius = radius + np.where(both, how.loss(np.abs(centre) + radius), 0.0)
-        replay = Replay(centre, radius)
-    found = Part(expected, terms, own, replay)
-    if how is None:
-        return found
+        replay = Replay(centre, a.replay.radius + b.replay.radius + 2 * U64 * np.abs(centre))
+    return Part(expected, terms, a.own + b.own + U64 * np.abs(expected), replay)
+
+
+def plus(a: Part, b: Part, how: Adding) -> Part:
+    """Two parts added; with 0 it is exact."""
+    both, found = (a.size() > 0) & (b.size() > 0), together(a, b)
     loss = np.where(both, how.loss(found.size()), 0.0)
-    terms[SUMS] = terms.get(SUMS, 0.0) + loss
-    return Part(expected, terms, own, replay)
+    terms = {**found.terms, SUMS: found.terms.get(SUMS, 0.0) + loss}
+    replay = found.replay
+    if replay is not None:
+        again = how.loss(np.abs(replay.centre) + replay.radius)
+        replay = Replay(replay.centre, replay.radius + np.where(both, again, 0.0))
+    return Part(found.expected, terms, found.own, replay)
 
 
 def chained(parts: Sequence[Part], how: Adding) -> Part:
@@ -102,10 +105,9 @@ def chained(parts: Sequence[Part], how: Adding) -> Part:
 
 def in_any_order(parts: Sequence[Part], how: Adding) -> Part:
     """Parts added in any chain or tree: every sum is at most the sum of all sizes, grown."""
-    whole = reduce(lambda a, b: plus(a, b, None), parts)
-    sizes = [p.size() for p in parts]
-    count = sum((s > 0).astype(float) for s in sizes)
-    loss = how.loss(how.most(sum(sizes), count))
+    whole, sizes = reduce(together, parts), np.stack([part.size() for part in parts])
+    count = (sizes > 0).sum(0)
+    loss = how.loss(how.most(sizes.sum(0), count))
     sums = np.where(count > 1, (count - 1) * loss, 0.0)
     return Part(whole.expected, {**whole.terms, SUMS: sums}, whole.own, None)
 
@@ -122,5 +124,7 @@ def beside(parts: Iterable[tuple[tuple[int, int], Part]]) -> Part:
     replays = [p.replay for p in each if p.replay is not None]
     replay = None
     if len(replays) == len(each):
-        replay = Replay(joined(r.centre for r in replays), joined(r.radius for r in replays))
+        replay = Replay(
+            joined(r.centre for r in replays), joined(np.asarray(r.radius) for r in replays)
+        )
     return Part(joined(p.expected for p in each), terms, joined(p.own for p in each), replay)

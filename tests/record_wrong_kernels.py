@@ -19,8 +19,11 @@ from typing import Any
 import test_ring as wrong_ring
 import test_wrong_gradients as wrong_gradients
 import test_wrong_pope as wrong_pope
+import test_wrong_pope_backward as wrong_pope_backward
+import test_wrong_ring_backward as wrong_ring_backward
 import test_wrong_rope_backward as wrong_rope_backward
 import test_wrong_scaling as wrong_scaling
+import test_wrong_varlen_backward as wrong_packed
 from test_wrong_kernels import ATTENTION, LAWS, each_by_its_law, rejected, run
 
 from tightrope.blackbox import write_atomically
@@ -47,6 +50,10 @@ RECORDS = {
     "ring": Record(
         "wrong_ring.py", wrong_ring.each_by_its_law(), f"{wrong_ring.RIGHT} and matches_oracle", 500
     ),
+    "ring_backward": Record(
+        wrong_ring_backward.ADAPTERS, wrong_ring_backward.each_by_its_law(),
+        f"{wrong_ring_backward.RIGHT} and matches_oracle", 500,
+    ),
     "rope": Record("wrong_rope.py", f"not right and ({LAWS})", "right and matches_oracle", 20_000),
     "attention": Record(
         ATTENTION, each_by_its_law(), "(-right- or -right_declared-) and matches_oracle", 1000
@@ -55,9 +62,17 @@ RECORDS = {
         wrong_pope.ADAPTERS, wrong_pope.each_by_its_law(),
         f"{wrong_pope.RIGHT_ONES} and matches_oracle", 1000,
     ),
+    "pope_backward": Record(
+        wrong_pope_backward.ADAPTERS, wrong_pope_backward.each_by_its_law(),
+        f"{wrong_pope_backward.RIGHT_ONES} and matches_oracle", 1000,
+    ),
     "gradients": Record(
         wrong_gradients.ADAPTERS, wrong_gradients.each_by_its_law(),
         f"{wrong_gradients.RIGHT_ONES} and matches_oracle", 1000,
+    ),
+    "varlen_backward": Record(
+        wrong_packed.ADAPTERS, wrong_packed.each_by_its_law(),
+        f"{wrong_packed.RIGHT_ONES} and matches_oracle", 500,
     ),
     "scaling": Record(
         "wrong_scaling.py", wrong_scaling.each_by_its_law(), "(-right-) and matches_oracle", 2000

@@ -34,7 +34,8 @@ class Following:
         self.width = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3])  # of one row
         size = max(lengths) * self.width
         self.buffers = [k.new_zeros(size, dtype=dtype) for _ in range(min(ranks, 2))]
-        self.step, self.coming = 0, None
+        self.step = 0
+        self.coming: Transfer | None = None
 
     def _held(self, step: int) -> torch.Tensor:
         buffer = self.buffers[step % len(self.buffers)]
