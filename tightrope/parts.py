@@ -45,6 +45,33 @@ def of_keys(inputs: Mapping[str, Array], keys: Any) -> dict[str, Array]:
     return {**inputs, **kept}
 
 
+def of_rows(inputs: Mapping[str, Array], rows: Any) -> dict[str, Array]:
+    """The inputs of a gradient with some queries only."""
+    axes: dict[str, Any] = dict.fromkeys(("dout", "q", "out", "lse"), np.s_[:, :, rows])
+    axes["q_positions"] = np.s_[..., rows]
+    kept = {name: np.ascontiguousarray(inputs[name][at]) for name, at in axes.items()
+            if name in inputs}  # fmt: skip
+    return {**inputs, **kept}
+
+
+def of_sequences(inputs: Mapping[str, Array], at: Any) -> dict[str, Array]:
+    """The inputs of a gradient with some sequences of a batch only."""
+    shared = ("inv_freq", "delta", *(n for n in inputs if "positions" in n and inputs[n].ndim == 1))
+    return {n: x if n in shared else np.ascontiguousarray(x[at]) for n, x in inputs.items()}
+
+
+def later(
+    inputs: Mapping[str, Array], names: Sequence[str], shift: int
+) -> tuple[dict[str, Array], int]:
+    """The inputs with positions later by `shift`, or earlier where their dtype has no room."""
+    places = [inputs[name] for name in names]
+    limit = np.iinfo(places[0].dtype)
+    ends = [0, *(int(f(p)) for p in places if p.size for f in (np.min, np.max))]
+    by = next(b for b in (shift, -shift, 0) if all(limit.min <= e + b <= limit.max for e in ends))
+    moved = {name: inputs[name] + inputs[name].dtype.type(by) for name in names}
+    return {**inputs, **moved}, by
+
+
 def is_merged(whole: Call, states: Sequence[Call], story: str) -> None:
     """Demand that a call is what states merge to, within its budgets and theirs."""
     __tracebackhide__ = True
