@@ -1,6 +1,7 @@
-"""PyPI's pope-pytorch as peers of `pope_attention`: its torch path, and on a GPU its Triton kernel.
+"""PyPI's pope-pytorch as peers of `pope_attention` and `pope_attention_backward`.
 
-Read in release 0.2.1. What its conventions are, and what is done about them here:
+There are two: its torch path, and on a GPU its Triton kernels. Read in release 0.2.1. What its
+conventions are, and what is done about them here:
 
 - one table of angles, position times frequency in float32, for q and k: q takes its last rows. So
   queries are the last tokens (`bottom_right`). Where their positions are not those of the last
@@ -14,6 +15,12 @@ Read in release 0.2.1. What its conventions are, and what is done about them her
   from 20 on. The torch path takes float32 only: of 16-bit q and k it makes float32 features, which
   PyTorch's attention refuses beside a 16-bit v.
 
+Gradients come from autograd, which runs its own forward pass and takes neither the given out nor
+lse. Of its kernel for them: sigmoids have q's dtype too, gradients of points are float32; dk and dv
+of each query head are stored, then added up, dq and, over keys, phases are added by atomics in
+float32. Products of float32 are TF32, for which gradients have no stage: 16-bit types only. The
+clamp gives a phase beyond it no gradient.
+
 No lse is returned. v has the width of q. Without the package nothing is registered; MISSING says
 why. The kernel is tuned anew for each length: in laws its own switch, one tile, is set.
 """
@@ -21,7 +28,9 @@ why. The kernel is tuned anew for each length: in laws its own switch, one tile,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -44,6 +53,11 @@ except ImportError as error:
 ON_GPU = on_gpu()
 KERNELS = "PoPE_pytorch.triton_pope_flash_attn"
 TORCH_EXP_ULP = 20.0  # of the exponential in the CPU's flash attention for float32, by its source
+
+
+ROUNDED = dict.fromkeys(("table", "magnitude", "features"), "input")
+# Of a sigmoid rounded to q's dtype: relative, in 2^-24, and beside, where it is subnormal.
+SIGMOID = {"float16": (2.0**13 + 13, 2.0**-25), "bfloat16": (2.0**16 + 13, 2.0**-134)}
 
 
 def angles(inv_freq: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor) -> Any:
@@ -108,22 +122,39 @@ def attention(
     return out[:, order.argsort()]
 
 
-def _fused(*tensors: Any, **options: Any) -> torch.Tensor:
-    with patch(f"{KERNELS}._NO_AUTOTUNE", True):
-        return attention(True, *tensors, **options)
+def gradients(
+    fused: bool, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, inv_freq: torch.Tensor, delta: torch.Tensor | None,
+    q_positions: torch.Tensor, k_positions: torch.Tensor, *, softmax_scale: float | None = None,
+    causal: bool = False, q_offset: int = 0,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """dq, dk, dv and ddelta, None without delta; arguments as the contract says.
+
+    Raises as `attention`.
+    """
+    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v, delta) if x is not None]
+    phase = None if delta is None else wanted[3]
+    with torch.enable_grad():
+        found = attention(
+            fused, wanted[0], wanted[1], wanted[2], inv_freq, phase, q_positions, k_positions,
+            softmax_scale=softmax_scale, causal=causal, q_offset=q_offset,
+        )  # fmt: skip
+    if found.requires_grad:
+        grads = torch.autograd.grad(found, wanted, dout)
+    else:  # nothing was to be computed
+        grads = tuple(torch.zeros_like(x) for x in wanted)
+    return grads if delta is not None else (*grads, None)
 
 
-def _adapter(run: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
-    def adapter(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inv_freq: torch.Tensor,
-        delta: torch.Tensor | None, q_positions: torch.Tensor, k_positions: torch.Tensor, *,
-        softmax_scale: float | None = None, causal: bool = False, q_offset: int = 0,
-    ) -> torch.Tensor:  # fmt: skip
-        given = (q, k, v, inv_freq, delta, q_positions, k_positions)
-        return run(*given, softmax_scale=softmax_scale, causal=causal, q_offset=q_offset)
+def _adapter(run: Callable[..., Any], name: str, fused: bool) -> Callable[..., Any]:
+    """run(fused, ..) without its first argument; its kernels with one tile."""
 
-    adapter.__name__ = name
-    adapter.__doc__ = attention.__doc__
+    def adapter(*tensors: Any, **options: Any) -> Any:
+        with patch(f"{KERNELS}._NO_AUTOTUNE", True) if fused else nullcontext():
+            return run(fused, *tensors, **options)
+
+    adapter.__signature__ = signature(partial(run, fused))  # type: ignore[attr-defined]
+    adapter.__name__, adapter.__doc__ = name, run.__doc__
     return adapter
 
 
@@ -136,8 +167,21 @@ def _torch_promise(case: Any, device: Any) -> Arithmetic:
 
 def _fused_promise(case: Any, device: Any) -> Arithmetic:
     """Magnitudes, cos and sin in q's dtype; float32 products as Triton's `tl.dot` has them."""
-    rounded = dict.fromkeys(("table", "magnitude", "features"), "input")
-    return Arithmetic(**rounded, dot_precision="tf32")
+    return Arithmetic(**ROUNDED, dot_precision="tf32")
+
+
+def _torch_gradients_promise(case: Any, device: Any) -> Arithmetic:
+    """As in the forward pass; gradients have no stage for a GPU's three TF32 products."""
+    exponential = {"exp_ulp": TORCH_EXP_ULP} if device.kind == "cpu" else {}
+    return Arithmetic(**exponential, point_gradients="float32")
+
+
+def _fused_gradients_promise(case: Any, device: Any) -> Arithmetic:
+    ulp, error = SIGMOID[case.dtype]
+    return Arithmetic(
+        **ROUNDED, sigmoid_ulp=ulp, sigmoid_error=error, point_gradients="float32",
+        phase_sums="keys",
+    )  # fmt: skip
 
 
 LIMITS: dict[str, Any] = {
@@ -156,15 +200,29 @@ LIMITS: dict[str, Any] = {
 MODEST = {"data": ("normal", "times_3", "outliers", "delicate", "thresholds")}
 
 
-def _register(name: str, run: Callable[..., Any], promise: Any, **limits: Any) -> None:
+PEERS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "pope-pytorch-torch": (False, {"dtype": ("float32",)}),
+    "pope-pytorch": (True, {"dtype": ("float16", "float32")}),
+    "pope-pytorch-bf16": (True, {"dtype": ("bfloat16",), **MODEST}),
+}
+
+
+def _register(name: str, fused: bool, limits: dict[str, Any]) -> None:
+    where, short = ("out_dtype=input", "bottom_right", "same_head_dim"), name.replace("-", "_")
     implements(
-        "pope_attention", name=name, returns=("out",), arithmetic=promise,
-        where=("out_dtype=input", "bottom_right", "same_head_dim"), **LIMITS, **limits,
-    )(_adapter(run, name.replace("-", "_")))  # fmt: skip
+        "pope_attention", name=name, returns=("out",), where=where, **LIMITS, **limits,
+        arithmetic=_fused_promise if fused else _torch_promise,
+    )(_adapter(attention, short, fused))  # fmt: skip
+    if fused:
+        limits = {**limits, "dtype": tuple(x for x in limits["dtype"] if x != "float32")}
+    differentiated = {n: x for n, x in LIMITS.items() if n != "sink"}
+    implements(
+        "pope_attention_backward", name=name, where=where, **differentiated, **limits,
+        arithmetic=_fused_gradients_promise if fused else _torch_gradients_promise,
+    )(_adapter(gradients, f"{short}_backward", fused))  # fmt: skip
 
 
 if MISSING is None:
-    _register("pope-pytorch-torch", partial(attention, False), _torch_promise, dtype=("float32",))
-    if ON_GPU and TRITON_AVAILABLE:
-        _register("pope-pytorch", _fused, _fused_promise, dtype=("float16", "float32"))
-        _register("pope-pytorch-bf16", _fused, _fused_promise, dtype=("bfloat16",), **MODEST)
+    for name, (fused, limits) in PEERS.items():
+        if not fused or (ON_GPU and TRITON_AVAILABLE):
+            _register(name, fused, limits)

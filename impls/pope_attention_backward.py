@@ -23,12 +23,12 @@ import triton
 import triton.language as tl
 
 from tightrope import implements
-from tightrope.attention_backward_steps import fetched, reduced, weights
+from tightrope.attention_backward_steps import fetched, reduced, rows_of, weights
 from tightrope.attention_backward_tiles import Config
 from tightrope.attention_steps import clipped, placed, visible
 from tightrope.pope_attention_call import POSITIONS
 from tightrope.pope_backward_call import Kernels, differentiate, promise
-from tightrope.pope_backward_steps import angles, points_of, rows_of, sigmoid, turning
+from tightrope.pope_backward_steps import angles, points_of, sigmoid, turning
 from tightrope.sequence_call import Options
 from tightrope.softplus import softplus
 

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from dataclasses import replace
+from functools import wraps
 from unittest.mock import patch
 
 import pytest
@@ -45,21 +46,28 @@ def on_the_cpu():
     prepare()
 
 
-def fused(dtypes=("float16", "bfloat16", "float32")):
-    """Its kernel, interpreted: with one tile, which it asks the driver for elsewhere."""
+def interpreted(function):
+    """Its kernels behind the adapter, with one tile, which it asks the driver for elsewhere."""
+    adapter = peer._adapter(function, "fused", True)
 
+    @wraps(adapter)
     def run(*tensors, **options):
         with patch(f"{peer.KERNELS}._filter_configs", lambda configs, *_: configs[-1:]):
-            return peer._fused(*tensors, **options)
+            return adapter(*tensors, **options)
 
+    return run
+
+
+def fused(dtypes=("float16", "bfloat16", "float32")):
     return Implementation(
-        contract_name="pope_attention", name="fused", fn=peer._adapter(run, "fused"),
+        contract_name="pope_attention", name="fused", fn=interpreted(peer.attention),
         returns=("out",), arithmetic=peer._fused_promise, limits={"dtype": dtypes},
     )  # fmt: skip
 
 
-def in_torch():
-    return next(i for i in registered(peer.__name__) if i.name == "pope-pytorch-torch")
+def in_torch(operation="pope_attention"):
+    mine = {(i.contract_name, i.name): i for i in registered(peer.__name__)}
+    return mine[operation, "pope-pytorch-torch"]
 
 
 def accepted(impl, case):
@@ -142,10 +150,9 @@ def test_its_torch_path_masks_the_top_left_and_its_kernel_the_bottom_right():
     masks = {"top left": torch.ones(2, 3).tril(0), "bottom right": torch.ones(2, 3).tril(1)}
     right = {n: peer.call(*given, mask=m.bool(), fused=False) for n, m in masks.items()}
     found = {"torch": peer.call(*given, causal=True, fused=False)}
-    with patch(f"{peer.KERNELS}._filter_configs", lambda configs, *_: configs[-1:]):
-        found["kernel"] = peer._fused(
-            q, k, v, inv_freq, None, torch.arange(1, 3), torch.arange(3), causal=True, q_offset=1
-        )
+    found["kernel"] = interpreted(peer.attention)(
+        q, k, v, inv_freq, None, torch.arange(1, 3), torch.arange(3), causal=True, q_offset=1
+    )
     nearest = {
         name: min(right, key=lambda n: float((out - right[n]).abs().max()))
         for name, out in found.items()

@@ -81,11 +81,12 @@ def _passes(ptx: dict[str, Any]) -> dict[tuple[str, int], str]:
 
 
 def test_points_are_multiplied_on_tensor_cores(ptx: dict[str, Any]) -> None:
-    for (variant, target), text in _passes(ptx).items():
-        if variant == "rows single":
-            assert not re.search(r"\b(?:mma\.sync|wgmma|tcgen05\.mma)", text)
-        elif variant != "keys general" or target == 80:  # 16 keys are no tile of the later ones'
-            assert DOTS[target] in text, (variant, target)
+    """But for float32, and where 16 keys are no tile of later architectures'."""
+    for target in TARGETS:
+        of = {v: ptx[f"{v} sm_{target}"] for v in VARIANTS}
+        wanted = ("keys", "rows softcap", *(("keys general",) if target == 80 else ()))
+        assert all(DOTS[target] in of[v] for v in wanted), target
+        assert not any(name in of["rows single"] for name in DOTS.values()), target
 
 
 def test_quotients_are_of_sigmoids_and_caps_and_within_two_ulp(ptx: dict[str, Any]) -> None:
@@ -127,13 +128,11 @@ def test_no_gradient_is_added_by_atomics(ptx: dict[str, Any]) -> None:
         assert not re.search(r"\b(?:atom|red)\.", text), place
 
 
-def test_addresses_are_computed_in_64_bits(ptx: dict[str, Any]) -> None:
+def test_no_address_is_computed_in_32_bits(ptx: dict[str, Any]) -> None:
     for text in ptx["ttir"]:
-        offsets = re.findall(r"tt\.addptr .*, (\S+) loc", text)
-        assert len(offsets) >= 3
-        products = re.findall(r"arith\.muli .*: (tensor<\S+>)", text)
-        assert products
-        assert all(kind.endswith("i64>") for kind in products), set(products)
+        assert text.count("tt.addptr") >= 3
+        wide = {kind[-4:] for kind in re.findall(r"arith\.muli .*: (tensor<\S+>)", text)}
+        assert wide == {"i64>"}
 
 
 def test_lengths_strides_and_addresses_cost_no_compilation(ptx: dict[str, Any]) -> None:

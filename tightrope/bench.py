@@ -23,6 +23,7 @@ MODULES = {
     "pope_attention": "bench_comparison",
     "attention": "bench_attention",
     "rope": "bench_rope",
+    "gradients": "bench_gradients",
 }
 OPERATIONS = tuple(MODULES)
 Row = Mapping[str, Any]

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = verbs.add_parser("bench", help="speed against peers, in one run, on a GPU")
     bench.add_argument(
         "operation", nargs="?", default="comparison",
-        choices=("comparison", "pope_attention", "attention", "rope"),
+        choices=("comparison", "pope_attention", "attention", "rope", "gradients"),
         help="default comparison: attention without positions, with RoPE and with PoPE, beside "
         "PyTorch's and installed peers",
     )  # fmt: skip

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from tightrope import Arithmetic
-from tightrope.arithmetic import EXP2
+from tightrope import Arithmetic, attention_backward_call
 from tightrope.attention_backward_tiles import Config, Tile
 from tightrope.attention_call import UNIT, broadcast_strides
-from tightrope.attention_tiles import heads_together
 from tightrope.launch import aligned, capability, check_plain, launcher
 from tightrope.pope_angles_call import places, tables, written
 from tightrope.pope_attention_call import _delta_strides, check_values
 from tightrope.pope_backward_steps import SIGMOID_ULP
 from tightrope.pope_backward_tiles import config
-from tightrope.sequence_call import Options, Plan, planned, strides
+from tightrope.sequence_call import Options, Plan, arithmetic, planned, strides
 from tightrope.softplus import form_for, stages
 from tightrope.turns import ANGLE_ERROR, ROUNDED_ONCE
 from tightrope.validate import dtype_name
@@ -32,6 +30,7 @@ from tightrope.validate_pope_attention import check_pope_attention
 
 Tensors = tuple[Any, ...]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+OF_FORWARD = ("dot", "scores", "p", "logits", "exp_ulp", "exp_flush", "division_ulp")
 PARTS = 16  # of a phase's gradient, added at once by one program
 
 
@@ -43,22 +42,13 @@ class Kernels(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call's tensors in the contract's order."""
+    """A call's tensors: those of attention's gradients, and what turns its features."""
 
-    dout: torch.Tensor
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
+    core: attention_backward_call.Call
     inv_freq: torch.Tensor
     delta: torch.Tensor | None
     q_positions: torch.Tensor
     k_positions: torch.Tensor
-
-    @property
-    def group(self) -> int:
-        return self.q.shape[1] // self.k.shape[1]
 
     @property
     def rotary_dim(self) -> int:
@@ -66,7 +56,7 @@ class Call(NamedTuple):
 
     @property
     def plain(self) -> int:
-        return self.q.shape[3] - self.rotary_dim
+        return self.core.q.shape[3] - self.rotary_dim
 
 
 def _reach(positions: torch.Tensor, rotary_dim: int, unit: int) -> tuple[int, int]:
@@ -76,40 +66,30 @@ def _reach(positions: torch.Tensor, rotary_dim: int, unit: int) -> tuple[int, in
     return (seqlen * row if sequences > 1 else 0), sequences * seqlen * row
 
 
-def _together(call: Call, keys: bool) -> int:
-    """Owned heads that run side by side, so that what they walk over stays in cache."""
-    _, q, k, v, *_ = call
-    walked, owned = (q, k) if keys else (k, q)
-    heads, size = owned.shape[0] * owned.shape[1], walked.shape[2] * q.element_size()
-    size *= q.shape[3] + v.shape[3]
-    each, size = (1, size * call.group) if keys else (call.group, size)
-    return heads_together(heads, each, size)
-
-
 def _numbers(call: Call, options: Options, keys: bool, tiles: int, unit: int) -> tuple[float, ...]:
     """Numbers of a pass in the kernel's order; what a key sees mirrors what a row sees."""
-    dout, q, k, v, out, lse, _, delta, *positions = call
-    own, walked = (k, q) if keys else (q, k)
-    tensors = (k, v, q, dout) if keys else (q, dout, k, v)
+    core, _, delta, *positions = call
+    own, value, walked, _ = tensors = core.passed(keys)
     batch, heads, length, width = own.shape
-    share, repeat = (1, call.group) if keys else (call.group, 1)
+    share, repeat = (1, core.group) if keys else (core.group, 1)
+    together = attention_backward_call._together(core, keys, batch * heads)
     given, offset = isinstance(options.q_offset, torch.Tensor), options.q_offset
     left, right, *factors = options.numbers(width)
     seen = (-1, right, left) if keys else (1, left, right)
     reach = [_reach(x, call.rotary_dim, unit) for x in (reversed(positions) if keys else positions)]
     return (
         *(length, walked.shape[2], call.rotary_dim // unit, call.plain // unit),
-        *(v.shape[3] // unit, heads, share, repeat, batch * heads, tiles, _together(call, keys)),
-        *(given, delta is not None), *strides((*tensors, out), unit), *lse.stride(),
-        *reach[0], *reach[1], *_delta_strides(delta, q.shape[1]),
+        *(value.shape[3] // unit, heads, share, repeat, batch * heads, tiles, together),
+        *(given, delta is not None), *strides((*tensors, core.out), unit), *core.lse.stride(),
+        *reach[0], *reach[1], *_delta_strides(delta, core.q.shape[1]),
         *broadcast_strides(offset, 1), 0 if given else seen[0] * offset, *seen[1:],
         *factors, width**-0.5 if options.softmax_scale is None else float(options.softmax_scale),
     )  # fmt: skip
 
 
 def _pass(kernel: Any, call: Call, options: Options, keys: bool, tile: Tile, unit: int) -> Any:
-    own = call.k if keys else call.q
-    tiles, widths = triton.cdiv(own.shape[2], tile.OWN), (call.rotary_dim, call.v.shape[3])
+    own, value, *_ = call.core.passed(keys)
+    tiles, widths = triton.cdiv(own.shape[2], tile.OWN), (call.rotary_dim, value.shape[3])
     wide, rest, wide_v = (
         max(16, triton.next_power_of_2(n)) if n else 0 for n in (widths[0], call.plain, widths[1])
     )
@@ -128,15 +108,15 @@ def _pass(kernel: Any, call: Call, options: Options, keys: bool, tile: Tile, uni
 def _phases(kernel: Any, call: Call, tiles: int) -> Callable[..., None] | None:
     if call.delta is None:
         return None
-    batch, num_heads = call.q.shape[:2]
+    batch, num_heads = call.core.q.shape[:2]
     heads, rotary_dim = call.delta.shape
     numbers = (batch, heads, num_heads // heads * tiles, rotary_dim)
     constants = {"ROWS": PARTS, "BLOCK_D": max(16, triton.next_power_of_2(rotary_dim))}
-    return launcher(kernel, call.q.device, heads, numbers, constants, 4)
+    return launcher(kernel, call.delta.device, heads, numbers, constants, 4)
 
 
 def _plan(kernels: Kernels, call: Call, options: Options, blocks: Any) -> Plan:
-    _, q, k, v, *_ = call
+    dout, q, k, v, out, _ = call.core
     gpu = capability(kernels.gradients, q.device)
     chosen = blocks or config(max(q.shape[3], v.shape[3]), q.element_size(), gpu)
     keys, queries = (Tile(*tile) for tile in chosen)
@@ -157,7 +137,7 @@ def _plan(kernels: Kernels, call: Call, options: Options, blocks: Any) -> Plan:
         return launch
 
     widths = (call.rotary_dim, call.plain, v.shape[3])
-    words = build(UNIT) if aligned(UNIT, (call.dout, q, k, v, call.out), widths) else None
+    words = build(UNIT) if aligned(UNIT, (dout, q, k, v, out), widths) else None
     no_phase = torch.empty(0, dtype=torch.float32, device=q.device)
     no_offsets = torch.empty(0, dtype=torch.int32, device=q.device)
     made = tables(call.inv_freq, call.q_positions, call.k_positions, False)
@@ -167,12 +147,9 @@ def _plan(kernels: Kernels, call: Call, options: Options, blocks: Any) -> Plan:
 
 def promise(case: Any, device: Any) -> Arithmetic:
     """What the kernels promise for a case."""
-    single = case.dtype == "float32"
-    hopper = device.interpreted or device.capability == (9, 0)
+    forward = arithmetic(case, device, None)
     return Arithmetic(
-        state="given", logits="scaled", dot="hopper_mma" if hopper and not single else "any",
-        scores="float32", p="input", ds="input", heads="summed",
-        exp_ulp=EXP2, exp_flush=True, division_ulp=2.5,
+        state="given", ds="input", heads="summed", **{name: forward[name] for name in OF_FORWARD},
         **stages(form_for(case.dtype)), angle="exact", angle_error=ANGLE_ERROR,
         trig_ulp=ROUNDED_ONCE, table="float16", phase="query", features="input",
         feature_order="blocks", sigmoid_ulp=SIGMOID_ULP, sigmoid_error=0.0,
@@ -188,17 +165,17 @@ def differentiate(
     tensors: the contract's, in order. blocks: tiles other than the table's. Raises as
     check_attention_backward, check_tiles, check_pope_attention and `pope_attention_call`'s values.
     """
-    call = Call(*tensors)
-    _, q, k, v, _, lse, inv_freq, delta, *positions = call
+    call = Call(attention_backward_call.Call(*tensors[:6]), *tensors[6:])
+    (_, q, k, v, _, lse), inv_freq, delta, *positions = call
 
     def checked() -> None:
-        check_attention_backward(*call[:6], **options._asdict(), validate=validate)
+        check_attention_backward(*call.core, **options._asdict(), validate=validate)
         check_pope_attention(q, k, inv_freq, delta, *positions)
         check_tiles(blocks)
 
-    key = (kernels, *call, *options, validate, *(blocks or ()))
+    key = (kernels, *tensors, *options, validate, *(blocks or ()))
     plan = planned(key, checked, lambda: _plan(kernels, call, options, blocks))
-    check_plain(*call, options.q_offset)
+    check_plain(*tensors, options.q_offset)
     if validate or plan.on_cpu:
         check_values(inv_freq, delta)
     dtype, (made, row_tiles) = options.out_dtype or q.dtype, plan.rest
@@ -210,6 +187,6 @@ def differentiate(
         ddelta = delta.new_empty(delta.shape)
     offsets = options.q_offset if isinstance(options.q_offset, torch.Tensor) else plan.no_offsets
     rest = (lse, sums, shifts, offsets, plan.no_sink if delta is None else delta)
-    wide = (*call[:5], dq, dk, dv, *written(made, inv_freq, *positions))
+    wide = (*call.core[:5], dq, dk, dv, *written(made, inv_freq, *positions))
     plan.launch_all(wide, *rest, made.inverse_turn, parts, ddelta)
     return dq, dk, dv, None if delta is None else ddelta

@@ -22,15 +22,6 @@ SIGMOID_ULP = 13.0  # relative error, in 2^-24
 
 
 @triton.jit
-def rows_of(base, start, row, stride, UNIT: tl.constexpr):
-    """Addresses (rows, 1) of rows from `start` on, both counted in words of UNIT elements."""
-    at = base + start * UNIT + row[:, None] * (stride * UNIT)
-    if UNIT > 1:
-        at = tl.multiple_of(at, (16, 16))
-    return at
-
-
-@triton.jit
 def turning(angle, wanted, words):
     """cos and sin (1, features) in float32 of phases in radians; exactly 1 and 0 where unwanted."""
     given = tl.load(angle, mask=wanted, other=0.0)
