@@ -13,7 +13,7 @@ from tightrope.budget import Budget
 from tightrope.diagnosis import Mistake
 from tightrope.formats import Array, stored, widen
 from tightrope.oracles.attention_budget import STAGES, Forward, forward
-from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled
+from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled, slack
 from tightrope.oracles.attention_inputs import stated
 from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.attention_softmax_alternatives import LN2, of_softmax
@@ -86,19 +86,20 @@ def alternatives(
 
 def fits(
     case: AttentionCase, inputs: Mapping[str, Array], outputs: Mapping[str, Array],
-    spend: Spend = plainly,
+    budgets: Mapping[str, Budget], spend: Spend = plainly,
 ) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """Another scale, or other keys, as the lse that was returned tells them."""
     if not {"out", "lse"} <= set(outputs):
         return
     p = stated(case, inputs)
     lse = widen(outputs["lse"]).reshape(p.visible.shape[:2])
+    off = slack(budgets["lse"]).reshape(lse.shape)
     out = widen(outputs["out"]).reshape(*lse.shape, case.head_dim_v)
     whole = stated(replace(case, causal=False, window_left=None, window_right=None), inputs)
     read = [replace(whole, k=p.k, v=p.v)]
     if np.isfinite(whole.k).all() and np.isfinite(whole.v).all():
         read.append(whole)
-    found = [scaled(p, lse), *(other_keys(p, every, out, lse) for every in read)]
+    found = [scaled(p, lse), *(other_keys(p, every, out, lse, off) for every in read)]
     for sentence, wrong in chain.from_iterable(found):
         yield sentence, mistaken(case, wrong, attend(wrong), spend)
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tightrope.budget import Budget
 from tightrope.formats import Array
 from tightrope.oracles.attention_problem import Problem, attend, logits
 
 PAST = 128  # keys of zeros that a row may have seen beside a run
 PAIRS = 1 << 24  # runs of keys that are looked at in all
-EXACT = 2.0**-21  # how well an lse in float32 tells a sum of weights, relative to both
+SAME = 2.0**-18  # a ratio of scales that is nearer to 1 is none
 MOST_RUNS = 4096  # of a row, whose outputs are compared
 RATIOS = np.exp2(np.linspace(-8, 8, 257))  # of scales that are tried before one is refined
 
@@ -40,7 +41,7 @@ def scaled(p: Problem, lse: Array) -> Iterator[tuple[str, Problem]]:
         one, two = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, two) if missed(one) <= missed(two) else (one, high)
     ratio = (low + high) / 2
-    if abs(ratio - 1) > 8 * EXACT:
+    if abs(ratio - 1) > SAME:
         yield (
             f"a softmax_scale {ratio:.6g} times the right one",
             replace(p, softmax_scale=p.softmax_scale * ratio),
@@ -54,11 +55,22 @@ class _Row:
     sums: Array
     values: Array
     top: float
-    size: float
+    off: float
 
 
-def other_keys(p: Problem, every: Problem, out: Array, lse: Array) -> Iterator[tuple[str, Problem]]:
-    """Runs of keys, one a row, beside them keys of 0, that give lse (groups, seqlen_q) and out.
+def slack(budget: Budget) -> Array:
+    """By how much an lse may tell a row's sum wrongly: twice what roundings may do."""
+    return np.asarray(
+        2 * np.where(np.isfinite(budget.bound), budget.bound, 1.0)
+        + budget.format.ulp(np.where(np.isfinite(budget.expected), budget.expected, 1.0))
+    )
+
+
+def other_keys(
+    p: Problem, every: Problem, out: Array, lse: Array, off: Array
+) -> Iterator[tuple[str, Problem]]:
+    """Runs of keys, one a row, beside them keys of 0, that give out and, within off, lse (groups,
+    seqlen_q).
 
     every: the same problem with no key hidden by its index.
     """
@@ -66,11 +78,10 @@ def other_keys(p: Problem, every: Problem, out: Array, lse: Array) -> Iterator[t
     if not keys or groups * rows * keys * (keys + PAST) > PAIRS:
         return
     t, seen = logits(every), np.zeros((groups, rows, keys + PAST), bool)
-    sizes = every.softmax_scale * (np.abs(every.q) @ np.abs(every.k).swapaxes(-1, -2)).max(-1)
     for g, r in np.ndindex(groups, rows):
         if np.isneginf(lse[g, r]):
             continue
-        row = _row(t[g, r], every.v[g], float(sizes[g, r]))
+        row = _row(t[g, r], every.v[g], float(off[g, r]))
         sink = None if p.sink is None else float(p.sink[g])
         run = _run(row, float(lse[g, r]), out[g, r], _span(p.visible[g, r]), sink)
         if run is None:
@@ -97,12 +108,12 @@ def _lengthened(p: Problem) -> Problem:
     )
 
 
-def _row(t: Array, v: Array, size: float) -> _Row:
+def _row(t: Array, v: Array, off: float) -> _Row:
     top = max(float(t.max(initial=-np.inf)), 0.0)
     weights = np.exp(t - top)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     values = np.concatenate([np.zeros((1, v.shape[1])), np.cumsum(weights[:, None] * v, 0)])
-    return _Row(sums, values, top, size)
+    return _Row(sums, values, top, off)
 
 
 def _run(
@@ -110,7 +121,7 @@ def _run(
 ) -> tuple[int, int, int] | None:
     """(first, end, zeros) that give lse and come nearest to out; None if nothing does."""
     total = np.exp(lse - row.top)
-    open_ = EXACT * (8 + row.size) * total + 2.0**-45
+    open_ = np.expm1(min(row.off, 1.0)) * total + 2.0**-45
     left = total - (0.0 if sink is None else np.exp(sink - row.top))
     zeros = np.arange(PAST + 1) * np.exp(-row.top)
     found = [np.pad(np.argwhere(np.abs(row.sums[None, :] - row.sums[:, None] - left) <= open_),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tightrope.budget import Budget
 from tightrope.formats import Array
 from tightrope.oracles.attention_paged_inputs import stated
 from tightrope.oracles.attention_sequence_alternatives import Outputs, Spans, fitted, told
@@ -32,10 +33,11 @@ def alternatives(
 
 
 def fits(
-    case: AttentionPagedCase, inputs: Mapping[str, Array], outputs: Outputs
-) -> Iterator[tuple[str, Outputs]]:
+    case: AttentionPagedCase, inputs: Mapping[str, Array], outputs: Outputs,
+    budgets: Mapping[str, Budget],
+) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """What is found from the lse that was returned: another scale, or other keys."""
-    yield from fitted(case, inputs, stated(case, inputs), outputs)
+    yield from fitted(case, inputs, stated(case, inputs), outputs, budgets)
 
 
 def _of_pages(case: AttentionPagedCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Spans]]:

@@ -15,10 +15,11 @@ from tightrope.diagnosis import Mistake
 from tightrope.formats import Array, stored, widen
 from tightrope.oracles.attention_alternatives import of_heads, of_options
 from tightrope.oracles.attention_budget import forward
-from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled
+from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled, slack
 from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.attention_softmax_alternatives import of_softmax
-from tightrope.oracles.attention_varlen_problems import Part, Span, budgets, joined, parts
+from tightrope.oracles.attention_varlen_problems import Part, Span, joined, parts
+from tightrope.oracles.attention_varlen_problems import budgets as together
 
 Outputs = dict[str, Array]
 Spans = list[Span]
@@ -72,7 +73,7 @@ def mistaken(case: Any, inputs: Mapping[str, Array], found: Sequence[Part]) -> M
 
     def spent(arithmetic: Mapping[str, Any]) -> dict[str, Budget]:
         each = [forward(part.problem, arithmetic) for part in found]
-        return budgets(extent(case, inputs), found, each, dtype)
+        return together(extent(case, inputs), found, each, dtype)
 
     return Mistake(
         shaped(case, inputs, found, [attend(part.problem) for part in found]), spent
@@ -92,17 +93,19 @@ def _unread(again: Sequence[Part], found: Sequence[Part]) -> list[Part]:
 
 
 def fitted(
-    case: Any, inputs: Mapping[str, Array], spans: Spans, outputs: Mapping[str, Array]
-) -> Iterator[tuple[str, Outputs]]:
+    case: Any, inputs: Mapping[str, Array], spans: Spans, outputs: Mapping[str, Array],
+    budgets: Mapping[str, Budget],
+) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """Another scale, or other keys, as the lse that was returned tells them."""
     if not {"out", "lse"} <= set(outputs):
         return
     found = parts(case, inputs["q"], spans, inputs.get("sink"))
     lses = [_of_part(widen(outputs["lse"]).T, part) for part in found]
+    offs = [np.abs(_of_part(slack(budgets["lse"]).T, part)) for part in found]
     outs = [_of_part(widen(outputs["out"]), part) for part in found]
     each = [
-        [*scaled(part.problem, lse), *other_keys(part.problem, _whole(part), out, lse)]
-        for part, lse, out in zip(found, lses, outs, strict=True)
+        [*scaled(part.problem, lse), *other_keys(part.problem, _whole(part), out, lse, off)]
+        for part, lse, out, off in zip(found, lses, outs, offs, strict=True)
     ]
     if len(each) == 1:
         for sentence, wrong in each[0]:

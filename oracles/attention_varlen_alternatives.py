@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tightrope.budget import Budget
 from tightrope.formats import Array
 from tightrope.oracles.attention_alternatives import null_models
 from tightrope.oracles.attention_sequence_alternatives import Outputs, fitted, shaped, told
@@ -59,10 +60,11 @@ def alternatives(
 
 
 def fits(
-    case: AttentionVarlenCase, inputs: Mapping[str, Array], outputs: Outputs
-) -> Iterator[tuple[str, Outputs]]:
+    case: AttentionVarlenCase, inputs: Mapping[str, Array], outputs: Outputs,
+    budgets: Mapping[str, Budget],
+) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """What is found from the lse that was returned: another scale, or other keys."""
-    yield from fitted(case, inputs, stated(case, inputs), outputs)
+    yield from fitted(case, inputs, stated(case, inputs), outputs, budgets)
 
 
 def _of_packing(

@@ -57,6 +57,16 @@ def _mistakes(
     yield "the outs of live states averaged", (outs.sum(0) / count[..., None], lse)
     yield "outs added without weights", (outs.sum(0), lse)
     yield "weights in base 2 (lse taken for log2)", (_weighed(outs, 2.0 ** _down(lses)), lse)
+    halves = 2.0 ** _down(lses)
+    yield (
+        "weights in base 2, their sum's logarithm natural",
+        (_weighed(outs, halves), lses.max(0) + np.log(halves.sum(0))),
+    )
+    if lses.ndim == 3:
+        rows, columns = lses.shape[1:]
+        at = np.arange(rows * columns).reshape(rows, columns)
+        places = slice(None), at % rows, at // rows
+        yield "rows read column by column", _merged(outs[places], lses[places])
     yield "lse in base 2", (out, lse / np.log(2.0))
     yield "lse without the logarithm of the sum", (out, lses.max(0))
     small = np.exp(lses.astype(np.float32)).astype(np.float64)  # overflows from 88.8 on

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from tightrope.contract import Contract
 from tightrope.formats import Array
 from tightrope.oracles import attention
-from tightrope.oracles.pope_attention_alternatives import alternatives, nulls
+from tightrope.oracles.pope_attention_alternatives import alternatives, fits, nulls
 from tightrope.oracles.pope_attention_budget import STAGES, budget
 from tightrope.oracles.pope_attention_cases import (
     AXES,
@@ -68,5 +68,6 @@ CONTRACT = Contract(
     layouts=layouts,
     nulls=nulls,
     alternatives=alternatives,
+    fits=fits,
     axes=AXES,
 )

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tightrope.budget import Budget
+from tightrope.diagnosis import Mistake
 from tightrope.formats import FORMATS, Array
 from tightrope.oracles import attention_alternatives, attention_budget
 from tightrope.oracles.attention_dots import Scores
 from tightrope.oracles.attention_feature_alternatives import Spend, spending
 from tightrope.oracles.attention_problem import attend
 from tightrope.oracles.pope_attention_angle_alternatives import of_angles, of_delta, of_positions
-from tightrope.oracles.pope_attention_budget import STAGES, polar_scores
+from tightrope.oracles.pope_attention_budget import STAGES, budget, polar_scores
 from tightrope.oracles.pope_attention_points import Outputs, Points
 from tightrope.oracles.pope_attention_problem import Polar, as_attention, polar, softplus
 from tightrope.oracles.pope_features_stages import Grant
@@ -51,19 +53,26 @@ def alternatives(
             for sentence, wrong in mistakes(points):
                 p = wrong.problem()
                 if attention_alternatives.differ(right, pair := attend(p)):
-                    yield sentence, attention_alternatives.mistaken(case, p, pair, spend)
+                    found = attention_alternatives.mistaken(case, p, pair, spend)
+                    yield sentence, _asked(wrong, found) if wrong.asked() else found
         same, given = as_attention(case, inputs, points.q, points.k)
         yield from attention_alternatives.alternatives(same, given, spend)
 
 
 def fits(
-    case: PopeAttentionCase, inputs: Mapping[str, Array], outputs: Outputs
-) -> Iterator[tuple[str, Outputs]]:
+    case: PopeAttentionCase, inputs: Mapping[str, Array], outputs: Outputs,
+    budgets: Mapping[str, Budget],
+) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """What is found from the lse that was returned: another scale, or other keys."""
     points = Points.of(case, inputs)
     same, given = as_attention(case, inputs, points.q, points.k)
     spend = _spend(case, inputs, points)
-    yield from attention_alternatives.fits(same, given, outputs, spend)
+    yield from attention_alternatives.fits(same, given, outputs, budgets, spend)
+
+
+def _asked(wrong: Points, outputs: Outputs) -> Mistake:
+    """A call of other arguments: its own budget is known."""
+    return Mistake(outputs, lambda arithmetic: budget(wrong.case, wrong.given, arithmetic))
 
 
 def _spend(case: PopeAttentionCase, inputs: Mapping[str, Array], points: Points) -> Spend:

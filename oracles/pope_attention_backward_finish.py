@@ -119,6 +119,7 @@ def finish(x: Back, scale: float, dtype: str) -> Budget:
         terms["scale"] = scaled(np.abs(expected), total(terms, expected), scale)
         terms = {n: _certain(t, x.lost) for n, t in terms.items()}
         own = (factor * x.own + 2 * U64 * np.abs(expected)) * OUTWARD
+        own = np.where(np.isfinite(total(terms, expected)), own, 0.0)
     replay = None
     if x.near is not None and x.open is not None:
         near, radius = scale * x.near, factor * x.open

@@ -11,7 +11,7 @@ import numpy as np
 from tightrope.formats import Array
 from tightrope.oracles.attention_alternatives import shaped
 from tightrope.oracles.attention_inputs import stated
-from tightrope.oracles.attention_problem import attend
+from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.pope_attention_problem import Polar, as_attention, polar
 
 if TYPE_CHECKING:
@@ -54,11 +54,22 @@ class Points:
         """The same with inputs of these names that hold 0."""
         return self.given_as(**{name: np.zeros_like(self.given[name]) for name in names})
 
+    def asked(self) -> bool:
+        """Whether it is a call that can be made: no part of it was changed by itself."""
+        same = Points.of(self.case, self.given)
+        pairs = ((same.q, self.q), (same.k, self.k))
+        return self.mask is None and all(np.array_equal(a.features, b.features) for a, b in pairs)
+
     def outputs(self) -> Outputs:
         """out and lse as a kernel would return them."""
+        p = self.problem()
+        return shaped(self.case, p, *attend(p))
+
+    def problem(self) -> Problem:
+        """The same as attention of features."""
         case, given = as_attention(self.case, self.given, self.q, self.k)
         p = stated(case, given)
         if self.mask is not None:
             each = np.broadcast_to(self.mask, (*given["q"].shape[:3], given["k"].shape[2]))
             p = replace(p, visible=each.reshape(p.visible.shape))
-        return shaped(case, p, *attend(p))
+        return p

@@ -19,7 +19,7 @@ from typing import Any
 from tightrope.contract import Contract
 from tightrope.formats import Array
 from tightrope.oracles.attention_problem import attend
-from tightrope.oracles.rope_attention_alternatives import alternatives, nulls, right
+from tightrope.oracles.rope_attention_alternatives import alternatives, fits, nulls, right
 from tightrope.oracles.rope_attention_budget import STAGES, budget
 from tightrope.oracles.rope_attention_cases import (
     AXES,
@@ -77,5 +77,6 @@ CONTRACT = Contract(
     layouts=layouts,
     nulls=nulls,
     alternatives=alternatives,
+    fits=fits,
     axes=AXES,
 )

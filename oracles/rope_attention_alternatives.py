@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightrope.formats import Array, stored, widen
-from tightrope.oracles.attention_alternatives import null_models, of_softmax
-from tightrope.oracles.attention_inputs import seen
+from tightrope.budget import Budget
+from tightrope.formats import FORMATS, Array, stored, widen
+from tightrope.oracles import attention_alternatives
+from tightrope.oracles.attention_alternatives import null_models
+from tightrope.oracles.attention_dots import Scores
+from tightrope.oracles.attention_feature_alternatives import Spend, spending
 from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.rope_attention_inputs import finite_keys, offsets_of, rotated, stated
 
@@ -41,20 +44,41 @@ def alternatives(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, 
     """(what is computed instead, outputs), the likeliest first; those equal to a right result are
     left out.
     """
-    p = right(case, inputs)
-    truth = _shaped(case, p, *attend(p))
-
-    def told(sentence: str, pair: tuple[Array, Array]) -> Iterator[tuple[str, Outputs]]:
-        outputs = _shaped(case, p, *pair)
-        if any((outputs[name] != truth[name]).any() for name in truth):
-            yield sentence, outputs
-
+    p, spend = right(case, inputs), _spend(case, inputs)
+    truth = attend(p)
     with np.errstate(all="ignore"):
-        for mistakes in (_of_angles, _of_positions, _of_masks):
+        for mistakes in (_of_angles, _of_positions):
             for sentence, wrong in mistakes(case, inputs):
-                yield from told(sentence, attend(wrong))
-        for sentence, pair in of_softmax(p):
-            yield from told(sentence, pair)
+                if attention_alternatives.differ(truth, pair := attend(wrong)):
+                    yield sentence, attention_alternatives.mistaken(case, wrong, pair, spend)
+        given = _as_attention(case, inputs)
+        yield from attention_alternatives.alternatives(case, given, spend)
+
+
+def fits(
+    case: RopeAttentionCase, inputs: Given, outputs: Outputs, budgets: Mapping[str, Budget]
+) -> Iterator[tuple[str, Outputs]]:
+    """What is found from the lse that was returned: another scale, or other keys."""
+    given, spend = _as_attention(case, inputs), _spend(case, inputs)
+    yield from attention_alternatives.fits(case, given, outputs, budgets, spend)
+
+
+def _as_attention(case: RopeAttentionCase, inputs: Given) -> dict[str, Array]:
+    """Inputs of a call of `attention` that is the same."""
+    rest = {name: inputs[name] for name in ("v", "sink", "q_offset") if name in inputs}
+    each = {"q": inputs["q"], "k": finite_keys(case, inputs)}
+    return {n: rotated(x, inputs, n, case.interleaved) for n, x in each.items()} | rest
+
+
+def _spend(case: RopeAttentionCase, inputs: Given) -> Spend:
+    """Budgets of mistakes in rotated attention."""
+
+    def found(arithmetic: Mapping[str, Any]) -> Scores:
+        from tightrope.oracles.rope_attention_budget import STAGES, rotated_scores  # it imports us
+
+        return rotated_scores(case, inputs, right(case, inputs), {**STAGES, **arithmetic})
+
+    return spending(found)
 
 
 def _shaped(case: RopeAttentionCase, p: Problem, out: Array, lse: Array) -> Outputs:
@@ -89,12 +113,33 @@ def _of_angles(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, Pr
     yield "cos and sin exchanged", _with(case, inputs, {"cos": sin, "sin": cos})
     other = replace(case, interleaved=not case.interleaved)
     yield "the pairs of the other layout (interleaved)", _with(other, inputs)
+    p, swapped = _with(case, inputs), _with(other, inputs)
+    yield "k in the pairs of the other layout", replace(p, k=swapped.k)
+    yield "q in the pairs of the other layout", replace(p, q=swapped.q)
+    yield "k rotated twice", replace(p, k=_twice(case, inputs, "k"))
+    yield "q rotated twice", replace(p, q=_twice(case, inputs, "q"))
+    for name in ("bfloat16", "float16"):
+        fmt = FORMATS[name]
+        low = {n: fmt.round(widen(inputs[n])) for n in ("cos", "sin")}
+        yield f"cos and sin rounded to {name}", _with(case, inputs, low)
+        for n, x in low.items():
+            yield f"{n} rounded to {name}", _with(case, inputs, {n: x})
+    yield "softmax_scale of rotary_dim", replace(p, softmax_scale=case.rotary_dim**-0.5)
     if case.head_dim_v >= case.rotary_dim:
-        p = _with(case, inputs)
         v = np.where(np.isfinite(inputs["v"].astype(np.float64)), inputs["v"], 0)
         turned = rotated(v, inputs, "k", case.interleaved)
         group = case.num_heads // case.num_kv_heads
         yield "v rotated as k is", replace(p, v=np.repeat(turned, group, 1).reshape(p.v.shape))
+
+
+def _twice(case: RopeAttentionCase, inputs: Given, name: str) -> Array:
+    """q or k turned by twice its angles, as the problem has it."""
+    x = inputs["q"] if name == "q" else finite_keys(case, inputs)
+    once = rotated(x, inputs, name, case.interleaved)
+    twice = rotated(once, inputs, name, case.interleaved)
+    group = case.num_heads // twice.shape[1]
+    found: Array = getattr(_with(case, inputs), name)
+    return np.repeat(twice, group, 1).reshape(found.shape)
 
 
 def _of_positions(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, Problem]]:
@@ -104,6 +149,17 @@ def _of_positions(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str,
         for name in at:
             moved = {name: np.clip(at[name] + step, 0, last)}
             yield f"{name} one {word}", _with(case, inputs, moved)
+        both = {name: np.clip(x + step, 0, last) for name, x in at.items()}
+        yield f"all positions one {word}", _with(case, inputs, both)
+    if at["q_positions"].shape == at["k_positions"].shape:
+        yield (
+            "k turned by the positions of q",
+            _with(case, inputs, {"k_positions": at["q_positions"]}),
+        )
+        yield (
+            "q turned by the positions of k",
+            _with(case, inputs, {"q_positions": at["k_positions"]}),
+        )
     indices = {
         "q_positions": np.clip(np.arange(case.seqlen_q) + case.q_offset, 0, last),
         "k_positions": np.minimum(np.arange(case.seqlen_k), last),
@@ -114,33 +170,17 @@ def _of_positions(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str,
     if at["q_positions"].ndim == 2 and case.batch > 1:
         first = {name: x[:1] for name, x in at.items()}
         yield "the first sequence's positions for all", _with(case, inputs, first)
+        for name, x in first.items():
+            yield f"the first sequence's {name} for all", _with(case, inputs, {name: x})
     if case.causal:
         q, k = (np.broadcast_to(x, (case.batch, x.shape[-1])) for x in at.values())
         mask = (k[:, None, :] <= q[:, :, None])[:, None]
         yield "positions taken for indices by the mask", _with(case, inputs, mask=mask)
-
-
-def _of_masks(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, Problem]]:
+    keys, rows = np.arange(case.seqlen_k), np.arange(case.seqlen_q)
     offsets = offsets_of(case, inputs)
-
-    def instead(other: RopeAttentionCase, moved: Array) -> Problem:
-        return _with(case, inputs, mask=seen(other, moved))
-
-    if case.causal:
-        yield "no causal mask", instead(replace(case, causal=False), offsets)
-    for offset, name in ((0, "top-left"), (case.seqlen_k - case.seqlen_q, "bottom-right")):
-        yield f"the mask aligned {name}", instead(case, np.full(case.batch, offset))
-    for step, word in ((1, "more"), (-1, "less")):
-        yield f"q_offset one {word}", instead(case, offsets + step)
-        for side in ("window_left", "window_right"):
-            reach = getattr(case, side)
-            if reach is not None:
-                other = replace(case, **{side: reach + step})
-                yield f"{side} one {word}", instead(other, offsets)
-    p = _with(case, inputs)
-    yield "no softmax_scale", replace(p, softmax_scale=1.0)
-    yield "softmax_scale of rotary_dim", replace(p, softmax_scale=case.rotary_dim**-0.5)
-    if p.softcap is not None:
-        yield "no softcap", replace(p, softcap=None)
-    if p.sink is not None:
-        yield "no sink", replace(p, sink=None)
+    first_places = np.broadcast_to(at["q_positions"], (case.batch, case.seqlen_q))[:, :1]
+    for told, more in (("for q_offset", 0), ("beside q_offset", 1)):
+        moved = more * offsets[:, None] + first_places
+        if case.causal and rows.size and keys.size:
+            mask = (keys[None, None, :] <= (rows[None] + moved)[:, :, None])[:, None]
+            yield f"the first position taken {told} by the mask", _with(case, inputs, mask=mask)

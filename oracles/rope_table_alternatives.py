@@ -49,8 +49,31 @@ def misplaced(
     yield "sine and cosine exchanged", _stored(sin, cos)
     yield "the sign of the sine flipped", _stored(cos, -sin)
     yield "the table of sines used for both", _stored(sin, sin)
+    yield "the table of cosines used for both", _stored(cos, cos)
+    for sentence, wrong in _quadrants(cos, sin):
+        yield sentence, _stored(*wrong)
+    far, behind = _exact(truth, case, [m % 2**64 for m in positions])
+    unsigned = "negative positions taken as unsigned 64-bit numbers"
+    yield unsigned, _stored(far, behind)
+    turned = np.where(inputs["positions"] < 0, -1.0, 1.0)[:, None] * behind
+    yield f"{unsigned}, and the sign of their sines turned", _stored(far, turned)
     for sentence, moved in _moves():
         yield sentence, _stored(*_exact(truth, case, [moved(m) for m in positions]))
+
+
+def _quadrants(cos: Array, sin: Array) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """Cosines and sines of an angle that was reduced to within pi/4 of a quarter turn."""
+    odd, down, left = np.abs(sin) > np.abs(cos), sin < 0, cos < 0
+    quarter = np.where(odd, 1 + 2 * down, 2 * left)  # of the turn that the angle is nearest to
+    own = np.choose(quarter, [sin, -cos, -sin, cos])  # the sine of the rest
+    rest = np.choose(quarter, [cos, sin, -cos, -sin])  # its cosine
+    sign_of_sin, sign_of_cos = np.where(quarter & 2, -1, 1), np.where((quarter + 1) & 2, -1, 1)
+    yield "the sign of the cosine by the quadrant of the sine", (np.abs(cos) * 0 + np.where(
+        odd, own, rest) * sign_of_sin, sin)  # fmt: skip
+    yield "the sign of the sine by the quadrant of the cosine", (cos, np.where(
+        odd, rest, own) * sign_of_cos)  # fmt: skip
+    yield "sines of odd quadrants not exchanged for cosines", (cos, own * sign_of_sin)
+    yield "cosines of odd quadrants not exchanged for sines", (rest * sign_of_cos, sin)
 
 
 def _moves() -> Iterator[tuple[str, Callable[[int], int]]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tightrope.formats import Array
 from tightrope.oracles import rope_scaling, rope_table_alternatives
+from tightrope.oracles.rope_frequency_alternatives import mistaken
 from tightrope.oracles.rope_table_scaling import scaling_of
 from tightrope.oracles.rope_table_scaling_budget import asked, by_axis, chosen
 from tightrope.rope_scaling import RopeScaling
@@ -42,6 +43,7 @@ def alternatives(
         for power, told in ((0, "left out"), (2, "squared"), (-1, "divided by")):
             outputs = {name: x * np.float32(factor ** (power - 1)) for name, x in right.items()}
             yield f"attention_factor {told}", outputs
+        yield from mistaken(case.rotary_dim, case.rope_theta, scaling, inputs)
         for sentence, other in _others(scaling, case.rotary_dim):
             yield sentence, _of_axes(_right, truth, case, inputs, other)[""]
 

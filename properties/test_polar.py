@@ -14,7 +14,7 @@ from tightrope.formats import widen
 from tightrope.oracles.attention_inputs import stated
 from tightrope.oracles.attention_problem import attend, logits
 from tightrope.oracles.pope_attention_problem import repeated, scale_of, softplus
-from tightrope.parts import agree, called
+from tightrope.parts import agree, called, later
 
 CONTIGUOUS = {f"layout_{x}": ("contiguous",) for x in ("q", "k", "v", "delta")}
 PLAIN = {**CONTIGUOUS, "hidden": ("finite",)}
@@ -24,16 +24,6 @@ UNPHASED = {**PLAIN, "delta": ("none",)}
 PLACES = ("q_positions", "k_positions")
 
 SHIFTS = st.sampled_from([23, 2**31 - 1, 65521, 2**40])
-
-
-def later(inputs, names, shift):
-    """The inputs with positions later by `shift`, or earlier where their dtype has no room."""
-    places = [inputs[name] for name in names]
-    limit = np.iinfo(places[0].dtype)
-    ends = [0, *(int(f(p)) for p in places if p.size for f in (np.min, np.max))]
-    by = next(b for b in (shift, -shift, 0) if all(limit.min <= e + b <= limit.max for e in ends))
-    moved = {name: inputs[name] + inputs[name].dtype.type(by) for name in names}
-    return {**inputs, **moved}, by
 
 
 @holds_for("pope_attention", limits=PLAIN, shift=SHIFTS)
