@@ -13,11 +13,16 @@ from tightrope.implementation import registered
 from tightrope.mutants import DoesNotApply, Mutant, every
 
 KERNELS = (
-    "attention", "attention_key_outer", "attention_paged", "attention_varlen", "merge_attention",
-    "pope_attention", "pope_table", "query_scale", "rope", "rope_attention", "rope_table",
+    "attention", "attention_backward", "attention_key_outer", "attention_paged",
+    "attention_varlen", "merge_attention", "pope_attention", "pope_table", "query_scale",
+    "ring_attention", "rope", "rope_attention", "rope_backward", "rope_table",
 )  # fmt: skip
+ON_HOPPER = ("attention_hopper", "pope_attention_hopper")
 SIGN = next(m for m in every() if m.id == "query_scale:shift_dropped")
-ATTENTION = [k for k in KERNELS if k.endswith("attention") or k.startswith("attention_")]
+ATTENTION = (
+    "attention", "attention_key_outer", "attention_paged", "attention_varlen", "merge_attention",
+    "pope_attention", "rope_attention", *ON_HOPPER[:1],
+)  # fmt: skip
 
 
 def nothing(kernel):
@@ -37,8 +42,8 @@ def test_a_mutant_that_does_not_apply_is_an_error(change, tmp_path):
 
 
 def test_every_kernel_has_mutants_and_names_say_which_exist():
-    assert {m.kernel for m in every()} == set(KERNELS)
-    assert len(every()) > 300
+    assert {m.kernel for m in every()} == {*KERNELS, *ON_HOPPER}
+    assert len(every()) > 500
     assert [m.id for m in mutants.chosen(["query_scale:shift_d"])] == [SIGN.id]
     with pytest.raises(LookupError, match="query_scale:shift_dropped"):
         mutants.chosen(["no such mutant"])
@@ -49,7 +54,15 @@ def test_every_kernel_has_mutants_and_names_say_which_exist():
 )
 def test_every_kernel_of_attention_has_mutants_of_what_they_share(family):
     lacking = set(ATTENTION) - {m.kernel for m in every() if m.family == family}
-    assert lacking <= {"merge_attention"}
+    assert lacking <= {"merge_attention", *(ON_HOPPER if family == "windows" else ())}
+
+
+def test_gradients_have_mutants_of_every_family_of_theirs():
+    found = {m.family for m in every() if m.kernel == "attention_backward"}
+    assert found >= {
+        "backward terms", "masks", "windows", "offsets", "head mapping", "tail", "lse base",
+        "accumulate dtype", "rounding mode", "doubled rounding", "scale", "constants", "terms",
+    }  # fmt: skip
 
 
 def test_what_cannot_die_here_says_why():
@@ -65,6 +78,20 @@ def test_plans_and_what_lies_between_are_copies():
     assert mutants.between("pope_attention", "turns") >= {"turns", "pope_angles_call"}
     assert "softplus" not in mutants.between("pope_attention", "turns")
     assert not mutants.between("rope", "")  # its plans are its own
+    assert "ring_pool" in mutants.between("ring_attention", "ring_shards")
+
+
+def test_a_kernel_made_of_another_is_mutated_there(tmp_path):
+    prepare()
+    mutant = next(m for m in every() if m.id == "rope_backward:tail_zeroed")
+    assert set(mutants.files(mutant)) == {
+        "mutant_rope_backward_tail_zeroed", "mutant_rope_backward_tail_zeroed__rope",
+    }  # fmt: skip
+    before = {(i.contract_name, i.name) for i in registered()}
+    (made,) = mutants.made(mutant, tmp_path)
+    assert made.contract_name == "rope_backward"
+    mutants.forget(mutant)
+    assert {(i.contract_name, i.name) for i in registered()} == before
 
 
 def test_the_original_stays_as_it_is(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tightrope import cli, mutants, power, power_command
+from tightrope import cli, mutants, power, power_command, power_found
 from tightrope.device import prepare
 from tightrope.mutants import Mutant, every
 
@@ -84,6 +84,31 @@ def test_the_command_writes_what_it_found(tmp_path, capsys):
     assert Path(picture).stat().st_size > 1000
 
 
+def test_shards_have_every_mutant_once_and_merge_to_the_whole(tmp_path, capsys):
+    names = [str(tmp_path / f"{i}.json") for i in (1, 2, 3)]
+    words = ["--mutant=query_scale:last", "--mutant=query_scale:one_too", "--examples=2"]
+    for i, name in enumerate(names, 1):
+        assert cli.main(["power", *words, f"--shard={i}/3", f"--json={name}"]) == 0
+    parts = [json.loads(Path(name).read_text())["mutants"] for name in names]
+    ran = [m["mutant"] for part in parts for m in part]
+    assert sorted(ran) == ["query_scale:last_unwritten", "query_scale:one_too_many"]
+    whole = str(tmp_path / "whole.json")
+    merged = [f"--merge={name}" for name in names]
+    assert cli.main(["power", *merged, f"--json={whole}"]) == 0
+    found = json.loads(Path(whole).read_text())
+    assert found["counts"]["killed"] == 2
+    assert [m["mutant"] for m in found["mutants"]] == ran
+    assert [part["run"]["shard"] for part in found["parts"]] == [[1, 3], [2, 3], [3, 3]]
+
+
+def test_a_run_that_came_to_no_end_replaces_none():
+    none = {"mutant": "a:b", "family": "none", "outcome": "not run", "trials": [], "seconds": 0.0,
+            "why": "", "kill": None}  # fmt: skip
+    done = {**none, "outcome": "survived"}
+    for parts in ([[none], [done]], [[done], [none]]):
+        assert [f.outcome for f in power_found.merged(parts)] == ["survived"]
+
+
 def test_an_interrupted_run_keeps_what_it_found(monkeypatch, tmp_path):
     result = tmp_path / "power.json"
     hunted, calls = power.hunted, []
@@ -99,7 +124,16 @@ def test_an_interrupted_run_keeps_what_it_found(monkeypatch, tmp_path):
     assert json.loads(result.read_text())["counts"]["killed"] == 1
 
 
-@pytest.mark.parametrize("words", ["--mutant=no_such", "--picture=x.txt", "--kills=no_such.json"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--mutant=no_such",
+        "--picture=x.txt",
+        "--kills=no_such.json",
+        "--shard=3/2",
+        "--merge=no_such.json",
+    ],
+)
 def test_wrong_usage_is_refused_before_anything_runs(words, capsys):
     assert cli.main(["power", words]) == 4
     assert "tightrope: " in capsys.readouterr().err

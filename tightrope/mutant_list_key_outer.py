@@ -46,8 +46,9 @@ OUTER = (
           "acc = old * l[:, None]"),
     outer("rows_that_saw_nothing_rounded", "doubled rounding",
           "            acc = tl.where((top == LOWEST)[:, None], old, acc)\n", "",
-          hole="two more roundings to float32 of rows that a tile hides are within the radius of "
-          "the replay of a normalised accumulator"),
+          equivalent="`normalised` promises a division after every block, as Algorithm 1 of "
+          "FlashAttention (2205.14135) is printed, also of blocks that a row does not see: the "
+          "mutant is that kernel, and the replay's radius has both roundings"),
     outer("maximum_begins_at_0", "initial max", "m = tl.full([BLOCK_M], LOWEST, tl.float32)",
           "m = tl.zeros([BLOCK_M], tl.float32)"),
     outer("maximum_of_the_tile_kept", "rescale", "words_v + 1, m_new, mask=mine)",
@@ -102,14 +103,10 @@ MERGE = (
           "acc = tl.where(live[:, None], added, acc)",
           "acc = added + 0.0 * tl.load(outs_at + at * outs_split, mask=keep, other=0.0)"),
     merge("empty_states_added", "merges", "acc = tl.where(live[:, None], added, acc)",
-          "acc = added",
-          hole="it changes -0 to 0 where an empty state follows: no case has a -0 in outs, and the "
-          "law of the identity compares numbers, not bits"),
+          "acc = added"),
     merge("first_product_added_to_0", "doubled rounding",
           "        added = tl.where((total == 0.0)[:, None], weight[:, None] * value, added)\n",
-          "",
-          hole="it changes -0 to 0: no case has a -0 in outs, and the law of the identity compares "
-          "numbers, not bits"),
+          ""),
     merge("one_state_divided_too", "doubled rounding", "acc = tl.where(alone[:, None], acc,",
           "acc = tl.where((alone & (total < 0.0))[:, None], acc,",
           equivalent="x / 1 is x, so that a state alone comes back as it is either way"),

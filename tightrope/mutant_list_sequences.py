@@ -29,8 +29,7 @@ VARLEN = (
     packed("keys_by_starts_of_q", "offsets", "at = starts_k + sequence * start_k_step",
            "at = starts_q + sequence * start_q_step"),
     packed("starts_of_k_by_stride_of_q", "stride", "at = starts_k + sequence * start_k_step",
-           "at = starts_k + sequence * start_q_step",
-           hole="cu_seqlens are contiguous in every case: they would need a layout of their own"),
+           "at = starts_k + sequence * start_q_step"),
     packed("default_top_left", "masks", "offset = (seqlen_k - seqlen_q).to(tl.int64)",
            "offset = (seqlen_k * 0).to(tl.int64)"),
     packed("first_offset_for_all", "offsets", "offsets + sequence * offset_step", "offsets"),
@@ -59,9 +58,7 @@ VARLEN = (
            "if has_sink != 0:"),
     packed("log2e_to_4_digits", "constants", "1.4426950408889634", "1.4427"),
     Mutant("attention_varlen", "plan_of_another_scale", "state", "key = described(arguments)",
-           "key = described((*arguments[:6], *arguments[7:]))", "sequence_call",
-           hole="seldom does a case follow one of the same shapes and another scale, and no law "
-           "makes the two calls"),
+           "key = described((*arguments[:6], *arguments[7:]))", "sequence_call"),
 )  # fmt: skip
 
 PAGED = (

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tightrope.mutants import Mutant, made
+from tightrope.mutants import Mutant, forget, made
 from tightrope.power_found import Found, Trial
 
 EXAMPLES = 100  # cases of a law, as under the profile `ci`
@@ -156,12 +156,15 @@ def hunted(
     if mutant.hole and not matrix:
         found = [(law, impl) for law, impl in found if law.name == MAIN]
     rounds = _rounds(found, examples, seed, bool(matrix or mutant.hole), mutant.id in known)
-    for law, impl, many, draws in rounds:
-        if end is not None and time.time() > end:
-            break
-        trials.append(trial(law, impl, many, draws, end))
-        if trials[-1].outcome == "killed" and not matrix:
-            break
+    try:
+        for law, impl, many, draws in rounds:
+            if end is not None and time.time() > end:
+                break
+            trials.append(trial(law, impl, many, draws, end))
+            if trials[-1].outcome == "killed" and not matrix:
+                break
+    finally:
+        forget(mutant)
     outcome, seconds = _outcome(trials, end), round(time.monotonic() - began, 2)
     known_hole = bool(mutant.hole) and outcome == "survived"
     return Found(

@@ -13,6 +13,7 @@ from typing import Any
 
 from tightrope.blackbox import write_atomically
 from tightrope.profiles import positive
+from tightrope.shard import inside, shard
 
 EVERY = 10.0  # seconds between two writes of a growing result
 
@@ -33,6 +34,13 @@ def add_command(verbs: Any) -> None:
         "--examples", type=positive, default=100, metavar="N", help="cases of a law (default 100)"
     )
     power.add_argument("--seed", type=int, default=0, metavar="N", help="other cases")
+    power.add_argument(
+        "--shard", type=shard, metavar="I/N", help="the I-th of N parts, by the mutants' names"
+    )
+    power.add_argument(
+        "--merge", action="append", default=[], metavar="FILE",
+        help="run nothing: show and write what earlier runs wrote (--json); repeatable",
+    )  # fmt: skip
     power.add_argument("--max-seconds", type=float, metavar="N", help="begin nothing after N")
     power.add_argument("--kills", metavar="FILE", help="begin with the law that killed last (JSON)")
     power.add_argument("--keep-kills", metavar="FILE", help="write what kills to FILE (JSON)")
@@ -45,23 +53,25 @@ def do_power(options: argparse.Namespace) -> int:
     from tightrope.device import prepare
     from tightrope.mutants import chosen
 
-    mutants, known = chosen(options.mutant), read_kills(options.kills)
+    known, parts = read_kills(options.kills), [read_parts(path) for path in options.merge]
+    mutants = [m for m in chosen(options.mutant) if inside(m.id, options.shard)]
     prepare()  # before anything imports Triton
     from tightrope import bench_picture, power_found, power_view
 
     if options.picture:
         bench_picture.check(options.picture)
-    found: list[power_found.Found] = []
+    found = power_found.merged([part["mutants"] for part in parts])
     try:
-        found = _hunt(mutants, known, options, found)
+        if not parts:
+            found = _hunt(mutants, known, options, found)
     finally:
         if options.json:
-            write_atomically(Path(options.json), _text(_data(found, options)))
+            write_atomically(Path(options.json), _text(_data(found, options, parts)))
     power_view.show(found)
     if options.keep_kills:
         write_atomically(Path(options.keep_kills), _text({**known, **power_found.kills(found)}))
     if options.picture:
-        power_view.save(_data(found, options), options.picture)
+        power_view.save(_data(found, options, parts), options.picture)
     counts = power_found.counted(found)
     return 1 if counts["survived"] or counts["broken"] else 0
 
@@ -76,6 +86,14 @@ def read_kills(path: str | None) -> dict[str, Any]:
     found = json.loads(Path(path).read_text())
     if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
         raise ValueError(f"--kills={path}: expected an object of objects")
+    return found
+
+
+def read_parts(path: str) -> dict[str, Any]:
+    """What a run wrote with --json. Raises OSError, and ValueError for what is no such file."""
+    found = json.loads(Path(path).read_text())
+    if not isinstance(found, dict) or not {"run", "environment", "mutants"} <= set(found):
+        raise ValueError(f"--merge={path}: expected what `tightrope power --json` writes")
     return found
 
 
@@ -106,14 +124,21 @@ def _text(data: Any) -> str:
     return text(data, indent=1) + "\n"
 
 
-def _data(found: Sequence[Any], options: argparse.Namespace) -> dict[str, Any]:
+def _data(
+    found: Sequence[Any], options: argparse.Namespace, parts: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """What is written; of merged parts, where and how each of them ran."""
     from tightrope.device import current
     from tightrope.environment import environment
     from tightrope.power_found import counted
 
+    run = {k: getattr(options, k) for k in ("mutant", "matrix", "examples", "seed", "shard")}
+    if parts:
+        run = {**parts[0]["run"], "shard": None}
+    told = ("date", "environment", "where", "run")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(), "where": current().name,
-        "run": {k: getattr(options, k) for k in ("mutant", "matrix", "examples", "seed")},
+        "run": run, "parts": [{k: part.get(k) for k in told} for part in parts],
         "counts": counted(found), "mutants": [each.data() for each in found],
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,6 +48,18 @@ class Found:
 
     def data(self) -> dict[str, Any]:
         return {**asdict(self), "kill": asdict(self.kill) if self.kill else None}
+
+
+def merged(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[Found]:
+    """What `Found.data` of several runs tells, the last run of a mutant that came to an end."""
+    found: dict[str, Found] = {}
+    for each in (each for part in parts for each in part):
+        if each["mutant"] in found and each["outcome"] == "not run":
+            continue
+        fields = {k: v for k, v in each.items() if k != "kill"}
+        trials = tuple(Trial(**t) for t in each["trials"])
+        found[each["mutant"]] = Found(**{**fields, "trials": trials})
+    return list(found.values())
 
 
 def counted(found: Iterable[Found]) -> dict[str, int]:
