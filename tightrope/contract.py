@@ -46,9 +46,9 @@ class Contract:
     budget(case, inputs, arithmetic): output -> Budget.
     nulls(case, inputs): name -> outputs of a model that does nothing useful; a case whose budget
     would accept one of them is uninformative. alternatives(case, inputs): (sentence, outputs)
-    pairs, what a wrong kernel may compute instead. fits(case, inputs, outputs): the same, found
-    from what came out, asked where none of the others is. axes: fields shown in the covered / not
-    covered grid.
+    pairs, what a wrong kernel may compute instead. fits(case, inputs, outputs, budgets): the same,
+    found from what came out, asked where none of the others is. axes: fields shown in the covered /
+    not covered grid.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Contract:
     in_place: Callable[[Any], Mapping[str, str]] = _nothing
     nulls: Callable[[Any, Arrays], Mapping[str, Mapping[str, Array]]] = _nothing
     alternatives: Callable[[Any, Arrays], Iterable[tuple[str, Mapping[str, Array]]]] = _nothing
-    fits: Callable[[Any, Arrays, Arrays], Iterable[tuple[str, Mapping[str, Array]]]] = _nothing
+    fits: Callable[..., Iterable[tuple[str, Mapping[str, Array]]]] = _nothing
     axes: tuple[str, ...] = ()
 
     def limits(self, given: Mapping[str, Any], where: Iterable[str] = ()) -> Limits:

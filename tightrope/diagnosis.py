@@ -19,6 +19,7 @@ from tightrope.formats import FORMATS, Array, widen
 
 MOST = 3  # mistakes that a message names
 TRIED = 24  # of those that come closest, their budgets are asked
+MOST_LEFT = 0.5  # of the error, that a mistake may leave whose budgets are asked
 LEFT = 0.1  # of the error, that an explanation may leave
 ALIKE = 1.5  # explanations that leave so many times what the best one leaves are named beside it
 COMPUTED = "It computes what this would"
@@ -58,9 +59,11 @@ def diagnose(
     A small case may not tell two mistakes apart: up to three are named, the likeliest first.
     arithmetic: the promise, for the mistakes' own budgets.
     """
+    wrong = {n: wrong_at(outputs[n], b) for n, b in budgets.items() if n in outputs}
     found = [
         guess for sentence, others in alternatives
         if (guess := _guessed(sentence, others, outputs, budgets)) is not None
+        and explains(others, outputs, budgets, wrong)
     ]  # fmt: skip
     closest = sorted(found, key=lambda guess: guess.left)
     tried = closest[:TRIED] if arithmetic is not None else []
@@ -103,6 +106,32 @@ def _guessed(
     return Guess(sentence, others, left, count, None not in counts)
 
 
+def wrong_at(actual: Array, budget: Any) -> Array:
+    """Which elements are not right; all of an output that cannot be compared."""
+    if actual.shape != budget.expected.shape:
+        return np.ones(actual.shape, bool)
+    with np.errstate(all="ignore"):
+        return np.asarray(~(budget.inside(actual, 1.0) & budget.replayed(actual)))
+
+
+def explains(others: Outputs, outputs: Outputs, budgets: Mapping[str, Any], wrong: Outputs) -> bool:
+    """Whether a mistake lies nearer to what is wrong than the right result does: half as far.
+
+    Else it is the right result but for roundings, and agreement with it says nothing.
+    """
+    with np.errstate(all="ignore"):
+        for name, at in wrong.items():
+            if name in others and at.any():
+                a, x = widen(outputs[name])[at], budgets[name].expected[at]
+                replay = budgets[name].replay
+                x = x if replay is None else replay.centre[at]
+                far = np.mean(_apart(a, budgets[name].format.round(x)))
+                near = np.mean(_apart(a, widen(others[name])[at]))
+                if not (near <= far / 2 or np.isinf(far)):
+                    return False
+    return True
+
+
 def _left(actual: Array, other: Array, budget: Any) -> float:
     """How much of an output's error a mistake leaves; what roundings may do counts as error."""
     a, b, x = widen(actual), widen(other), budget.expected
@@ -127,7 +156,7 @@ def _finite(bound: Array) -> Array:
 
 def _within(guess: Guess, outputs: Outputs, arithmetic: Any) -> bool:
     """Whether the outputs are a right result of the mistake."""
-    if not isinstance(guess.outputs, Mistake) or not guess.left < 1:
+    if not isinstance(guess.outputs, Mistake) or not guess.left < MOST_LEFT:
         return False
     with np.errstate(all="ignore"):
         found = guess.outputs.budgets(arithmetic)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from tightrope.arithmetic import Arithmetic
-from tightrope.diagnosis import COMPUTED, Outputs, diagnose
+from tightrope.diagnosis import COMPUTED, Outputs, diagnose, explains, wrong_at
 from tightrope.diagnosis_places import place
 from tightrope.formats import FORMATS, Array, widen
 
 ELSE = ("input", "bfloat16", "float16", "float32", "tf32", "any", "none", None)  # of a stage
+SPENT = 1 / 16  # of a promise, by the element that spends most
 HIDDEN = "It reads what no row may see: with 0 in those slots it is right."
 UNKNOWN = (ValueError, TypeError, KeyError, ArithmeticError)  # a stage has no such value
 NOTHING = "No known mistake explains it."
@@ -48,12 +49,17 @@ def explained(
 
     if odd := _of_shape(outputs, budgets):
         return Explained(odd if odd != NOTHING else "", "")
-    finite = hidden(inputs, outputs, budgets)
-    if finite and _right(impl, case, finite, budgets):
-        told = HIDDEN
-    else:
-        told = cause(impl.contract, case, inputs, outputs, budgets, impl.promise(case, current()))
-    return Explained(told, place(outputs, budgets))
+    where = place(outputs, budgets)
+    if finite := hidden(inputs, outputs, budgets):
+        try:
+            inputs, outputs = finite, impl(case, finite)
+        except Exception as error:  # what is told is the first failure
+            return Explained("", f"{where}\nWith 0 in hidden slots: {type(error).__name__}.")
+        with np.errstate(all="ignore"):
+            if _kept({name: budgets[name] for name in impl.outputs}, outputs):
+                return Explained(HIDDEN, where)
+    promise = impl.promise(case, current())
+    return Explained(cause(impl.contract, case, inputs, outputs, budgets, promise), where)
 
 
 def _of_shape(outputs: Outputs, budgets: Mapping[str, Any]) -> str:
@@ -68,13 +74,6 @@ def _of_shape(outputs: Outputs, budgets: Mapping[str, Any]) -> str:
     return NOTHING
 
 
-def _right(impl: Any, case: Any, inputs: Outputs, budgets: Mapping[str, Any]) -> bool:
-    """Whether the same call is right with these inputs, which must not matter."""
-    again = impl(case, inputs)
-    with np.errstate(all="ignore"):
-        return all(budgets[name].accepts(again[name]) for name in impl.outputs)
-
-
 def cause(
     spec: Any, case: Any, inputs: Outputs, outputs: Outputs, budgets: Mapping[str, Any],
     arithmetic: Any,
@@ -84,20 +83,27 @@ def cause(
         known = diagnose(spec.alternatives(case, inputs), outputs, budgets, arithmetic)
         if known.startswith(COMPUTED):
             return known
-        fitted = diagnose(spec.fits(case, inputs, outputs), outputs, budgets, arithmetic)
+        fitted = diagnose(spec.fits(case, inputs, outputs, budgets), outputs, budgets, arithmetic)
         if fitted.startswith(COMPUTED):
             return fitted
-        promised = next(_promises(spec, case, inputs, outputs, arithmetic), "")
+        each = _promises(spec, case, inputs, outputs, arithmetic, budgets)
+        promised = min(each, key=lambda found: found[0], default=(0.0, ""))[1]
     return promised or known or fitted
 
 
 def _promises(
-    spec: Any, case: Any, inputs: Outputs, outputs: Outputs, arithmetic: Mapping[str, Any]
-) -> Iterator[str]:
-    """Promises that differ in one stage and that the outputs keep, in every element."""
+    spec: Any, case: Any, inputs: Outputs, outputs: Outputs, arithmetic: Mapping[str, Any],
+    budgets: Mapping[str, Any],
+) -> Iterator[tuple[float, str]]:  # fmt: skip
+    """(how far off, promise) that differ in one stage and that the outputs keep in every element.
+
+    One that grants much more than was spent says nothing: what it prescribes has to lie nearer to
+    what is wrong than the right roundings do, or `SPENT` of its worst case has to be spent.
+    """
+    wrong = {n: wrong_at(outputs[n], b) for n, b in budgets.items() if n in outputs}
     for stage, value in arithmetic.items():
-        if value is not None and not isinstance(value, str) and stage != "block_k":
-            continue
+        if (value is not None and not isinstance(value, str)) or stage == "block_k":
+            continue  # of any blocks there is only a worst case
         for other in ELSE:
             if other == value:
                 continue
@@ -105,8 +111,21 @@ def _promises(
                 found = spec.budget(case, inputs, Arithmetic(**{**arithmetic, stage: other}))
             except UNKNOWN:
                 continue
-            if _kept(found, outputs):
-                yield f"It would be right if it promised {stage}={other!r}, not {value!r}."
+            mine = {name: b for name, b in found.items() if name in outputs}
+            if not _kept(mine, outputs):
+                continue
+            middle = {n: b.format.round(_centre(b)) for n, b in mine.items()}
+            replayed = any(b.replay is not None for b in mine.values())
+            near = replayed and explains(middle, outputs, budgets, wrong)
+            share = max(float(b.share(outputs[n]).max(initial=0.0)) for n, b in mine.items())
+            if near or share >= SPENT:
+                told = f"It would be right if it promised {stage}={other!r}, not {value!r}."
+                yield (-1.0 if near else -share), told
+
+
+def _centre(budget: Any) -> Array:
+    """Where prescribed roundings lead, or else the exact result."""
+    return np.asarray(budget.expected if budget.replay is None else budget.replay.centre)
 
 
 def _kept(budgets: Mapping[str, Any], outputs: Outputs) -> bool:
