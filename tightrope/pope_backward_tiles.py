@@ -21,7 +21,7 @@ def _table(**widest: tuple[Sizes, Sizes]) -> dict[int, Config]:
 # 64 owned by 32 walked in 4 warps is left out: ptxas 12.8 reads other memory in some such builds
 # (docs/findings.md).
 HALF_SM90 = _table(
-    to_64=((64, 64, 8, 2), (64, 64, 8, 2)),
+    to_64=((128, 64, 8, 1), (64, 64, 4, 1)),
     to_128=((64, 32, 8, 2), (64, 32, 8, 2)),
     to_256=((32, 16, 8, 1), (32, 16, 8, 1)),
 )
