@@ -159,7 +159,7 @@ def test_features_are_within_their_own_error(data):
             [(m, float(f), d) for f, d in zip(x["inv_freq"], phase.tolist(), strict=True)]
             for m in x["k_positions"].tolist()
         ]
-        true = pope_attention_exact._row(rows, angles)
+        true = pope_attention_exact.points_of(rows, angles)
         for at in np.ndindex(true.mantissas.shape):
             exact = Fraction(int(true.mantissas[at])) * Fraction(2) ** true.exponent
             off = abs(Fraction(features[b, h][at]) - exact)
