@@ -27,7 +27,8 @@ def right(positions, *, attn_scale, floor_scale, shift):
 
 @temperature("right_float32", None)
 def _(positions, *, attn_scale, floor_scale, shift):
-    floor = torch.floor((positions.float() + float(shift)) / floor_scale)
+    step = torch.tensor(float(floor_scale), device=positions.device)  # by a number, CUDA's torch
+    floor = torch.floor((positions.float() + float(shift)) / step)  # multiplies by 1/floor_scale
     return torch.log1p(floor) * attn_scale + 1.0
 
 
