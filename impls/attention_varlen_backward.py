@@ -91,17 +91,20 @@ def varlen_gradients_kernel(
         tl.store(shifts + h * own_tokens + token, own_shift, mask=mine)
         sum_tile, shift_tile = own_sum[:, None], own_shift[:, None]
 
+    at_0 = inner.to(tl.int64) + first_walked
+    x_0 = rows_of(walked_1, 0, at_0, walked_1_token, UNIT) + d[None, :] * walked_1_dim
+    y_0 = rows_of(walked_2, 0, at_0, walked_2_token, UNIT) + d_v[None, :] * walked_2_dim
     total_1, total_2 = tl.zeros([OWN, BLOCK_D], tl.float32), tl.zeros([OWN, BLOCK_DV], tl.float32)
     for of_head in tl.range(walked_head, walked_head + repeat):
         h_w = tl.cast(of_head, tl.int64)
         for start in tl.range(low // WALKED * WALKED, high, WALKED):
             walked = start + inner
-            some, at = (walked >= low) & (walked < high), walked.to(tl.int64) + first_walked
-            x_at = rows_of(walked_1, h_w * walked_1_head, at, walked_1_token, UNIT)
-            y_at = rows_of(walked_2, h_w * walked_2_head, at, walked_2_token, UNIT)
-            x = fetched(x_at + d[None, :] * walked_1_dim, some, dims, PADDED)
-            y = fetched(y_at + d_v[None, :] * walked_2_dim, some, dims_v, PADDED)
+            some, from_0 = (walked >= low) & (walked < high), tl.cast(start, tl.int64)
+            x_at = x_0 + (h_w * walked_1_head + from_0 * walked_1_token) * UNIT
+            y_at = y_0 + (h_w * walked_2_head + from_0 * walked_2_token) * UNIT
+            x, y = fetched(x_at, some, dims, PADDED), fetched(y_at, some, dims_v, PADDED)
             if KEYS:
+                at = from_0 + at_0
                 row = h_w * walked_tokens + at
                 sum_tile = tl.load(sums + row, mask=some, other=0.0)[None, :]
                 shift_tile = tl.load(shifts + row, mask=some, other=float("inf"))[None, :]

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tightrope.formats import Array
 from tightrope.oracles import attention_backward_exact
-from tightrope.oracles.attention_varlen_backward_cases import alone
 
 if TYPE_CHECKING:
     from tightrope.oracles.attention_varlen_backward_cases import AttentionVarlenBackwardCase
@@ -59,5 +59,5 @@ def _of(
     given["lse"] = inputs["lse"][np.newaxis, :, first_q:last_q]
     rows, keys = last_q - first_q, last_k - first_k
     offset = int(inputs["q_offset"][s]) if "q_offset" in inputs else keys - rows
-    single = alone(case, rows, keys, offset)
+    single: Any = SimpleNamespace(**vars(case), q_offset=offset)
     return attention_backward_exact.exact(single, given, output, flat)

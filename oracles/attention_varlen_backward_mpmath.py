@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mpmath
@@ -11,7 +12,6 @@ import mpmath
 from tightrope.formats import Array
 from tightrope.oracles.attention_backward_mpmath import DIGITS, differences
 from tightrope.oracles.attention_mpmath import numbers
-from tightrope.oracles.attention_varlen_backward_cases import alone
 
 if TYPE_CHECKING:
     from tightrope.oracles.attention_varlen_backward_cases import AttentionVarlenBackwardCase
@@ -32,7 +32,8 @@ def attention_varlen_backward(
             of = {n: keys if n in "kv" else rows for n in held}
             own = {n: [[h[slice(*of[n])] for h in x]] for n, x in held.items()}
             own["lse"] = [[row[slice(*rows)] for row in lse]]
-            mine = differences(alone(case, *lengths, int(offset)), own, None)
+            single = SimpleNamespace(**vars(case), q_offset=int(offset))
+            mine = differences(single, own, None)
             for name, flat in mine.items():
                 _put(found[name], of[name[1]], iter(flat))
     return {name: [x for token in _heads(h) for row in token for x in row]

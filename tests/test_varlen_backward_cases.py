@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from attention_case_draws import drawn
+from attention_case_draws import CONTRADICTIONS, NARROW, drawn, known
 
 from tightrope import Arithmetic
 from tightrope.contract import contract
@@ -37,10 +37,20 @@ def test_what_limits_say_of_lengths_holds():
         assert len(case.seqlens_q) in COUNTED["sequences"]
         assert set(case.seqlens_q) <= set(COUNTED["seqlen_q"])
         assert set(case.seqlens_k) <= set(COUNTED["seqlen_k"])
-    with pytest.raises(ValueError, match=r"limits|relations"):
-        SPEC.cases(SPEC.limits({"seqlen_k": (0,)}, ("no_empty_member",)))
+    for where, limited in known(NAME, CONTRADICTIONS):
+        with pytest.raises(ValueError, match=r"limits|relations|satisf"):
+            SPEC.cases(SPEC.limits(limited, where))
     with pytest.raises(KeyError):  # it has none
         SPEC.limits({"sink": (True,)}).values("sink")
+
+
+def test_cases_of_narrow_limits_are_within_them():
+    for where, limited in known(NAME, NARROW):
+        allowed, cases = SPEC.limits(limited, where), drawn(NAME, 2, where, **limited)
+        named = [n for n in limited if n in SPEC.case.__dataclass_fields__]
+        assert all(allowed.allows(n, getattr(case, n)) for case in cases for n in named)
+        if "contiguous" in where:
+            assert {x for case in cases for x in SPEC.layouts(case).values()} == {"contiguous"}
 
 
 def test_out_and_lse_are_those_of_the_forward_pass():

@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "too many keys": (ValueError, "cu_seqlens_k", {"cu_seqlens_k": int32(0, 4, 12)}),
     "an offset": (TypeError, "q_offset", {"q_offset": 3}),
     "softcap 0": (ValueError, "softcap", {"softcap": 0.0}),
+    "no tiles": (TypeError, "blocks", {"blocks": 16}),
     "one tile": (ValueError, "blocks", {"blocks": (TILE,)}),
     "autograd": (ValueError, "requires_grad", {"q": normal(5, 2, 16).requires_grad_()}),
 }

@@ -142,7 +142,7 @@ def differentiate(
         check(call, options, validate)
         check_tiles(blocks)
 
-    key = ("attention_varlen_backward", *call, *options, validate, *(blocks or ()))
+    key = ("attention_varlen_backward", *call, *options, validate, blocks)
     plan = planned(key, checked, lambda: _plan(kernel, call, options, blocks))
     _, q, k, v, out, lse, *starts = call
     check_plain(*call, options.q_offset)
