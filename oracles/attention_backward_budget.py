@@ -129,7 +129,7 @@ def finished(p: Product, b: Backward, stages: Stages, scale: float | None, again
     terms |= _last(p, terms, expected, scale, stages)
     own = abs(factor) * p.own + 2 * U64 * np.abs(expected)
     terms = {name: np.where(p.lost, np.inf, x * OUTWARD) for name, x in terms.items()}
-    replay = again and _replay(again, own, stages, scale)
+    replay = None if again is None else _replay(again, own, stages, scale)
     return Budget(expected, terms, b.forward.out_dtype, own * OUTWARD, replay)
 
 

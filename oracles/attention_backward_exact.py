@@ -123,7 +123,9 @@ class Call:
 
     def pairs(self, spots: Sequence[Spot]) -> Pairs:
         """Raises ArithmeticError if an input that counts is not finite."""
-        t, a, lse = [], [], []
+        t: list[Any] = []
+        a: list[Any] = []
+        lse: list[float] = []
         with ctx.workprec(ROOM):
             for spot in spots:
                 batch, head, rows, keys = spot

@@ -50,9 +50,10 @@ def nulls(case: PopeAttentionBackwardCase, inputs: Given) -> dict[str, Outputs]:
         models["equal weights"] = gradients(t, (equal, equal * upstream(t.b) * slope(t.b.forward)))
     models["the next head's dout"] = gradients(moved(t, dout=np.roll(t.b.dout, 1, axis=0)))
     still = Points.of(case, inputs).still("inv_freq")  # type: ignore[arg-type]
-    models["positions ignored"] = gradients(Turned.of(case, inputs, still.q, still.k))
+    with np.errstate(all="ignore"):  # under the lse of others P may be beyond every number
+        models["positions ignored"] = gradients(Turned.of(case, inputs, still.q, still.k))
+        found = {name: _shaped(case, model) for name, model in models.items()}
     once = _shaped(case, right)
-    found = {name: _shaped(case, model) for name, model in models.items()}
     return {
         name: model for name, model in found.items()
         if any((model[n] != once[n]).any() for n in once)
@@ -149,21 +150,16 @@ def _of_phases(t: Turned) -> Told:
 
 def _of_masks(case: PopeAttentionBackwardCase, inputs: Given) -> Told:
     """Another mask than the forward pass had: the given lse and out stay."""
-
-    def under(given: Given = inputs, **fields: Any) -> Outputs:
-        return gradients(Turned.of(replace(case, **fields), given))
-
-    if case.causal:
-        yield "no causal mask", under(causal=False)
-    for side in ("window_left", "window_right"):
-        reach = getattr(case, side)
-        if reach is not None:
-            yield f"{side} ignored", under(**{side: None})
-            for step, word in ((1, "more"), (-1, "less")):
-                yield f"{side} one {word}", under(**{side: reach + step})
+    fields: dict[str, dict[str, Any]] = {"no causal mask": {"causal": False}}
+    fields |= {f"{side} ignored": {side: None} for side in ("window_left", "window_right")}
+    reach = {side: getattr(case, side) for side in ("window_left", "window_right")}
     for step, word in ((1, "more"), (-1, "less")):
-        placed = {n: x + step if n == "q_offset" else x for n, x in inputs.items()}
-        yield f"q_offset one {word}", under(placed, q_offset=case.q_offset + step)
+        fields |= {f"{n} one {word}": {n: x + step} for n, x in reach.items() if x is not None}
+        fields[f"q_offset one {word}"] = {"q_offset": case.q_offset + step}
+    for sentence, changed in fields.items():
+        step = changed.get("q_offset", case.q_offset) - case.q_offset
+        given = {n: x + step if n == "q_offset" else x for n, x in inputs.items()}
+        yield sentence, gradients(Turned.of(replace(case, **changed), given))
 
 
 def _of_heads(t: Turned) -> Told:

@@ -5,7 +5,7 @@ Derived in docs/error-budgets.md, section pope_attention_backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -136,9 +136,16 @@ def _pass(b: Backward, way: Way, scores: Scores) -> Pass:
 
 def _of_rows(call: Call) -> Sum:
     """Gradients of the points of queries."""
-    first = of_queries(call.first.b, call.first.g)
-    again = call.again and known(of_queries(call.again.b, call.again.g))
-    return summed(first, call.points["k"], again, call.way, call.scale)
+
+    def product(x: Pass) -> Product:
+        return of_queries(x.b, x.g)
+
+    return summed(*_both(call, product), call.points["k"], call.way, call.scale)
+
+
+def _both(call: Call, product: Callable[[Pass], Product]) -> tuple[Product, Product | None]:
+    """A product of the exact pass, and of the replayed one."""
+    return product(call.first), None if call.again is None else known(product(call.again))
 
 
 def _of_keys(call: Call, group: int) -> Sum:
@@ -147,8 +154,7 @@ def _of_keys(call: Call, group: int) -> Sum:
     def product(x: Pass) -> Product:
         return of_keys(replace(x.b, group=group), x.g)
 
-    again = call.again and known(product(call.again))
-    return summed(product(call.first), call.points["q"], again, call.way, call.scale)
+    return summed(*_both(call, product), call.points["q"], call.way, call.scale)
 
 
 def _features(call: Call, name: str, x: Sum, first: bool) -> Back:
@@ -166,8 +172,8 @@ def _values(call: Call) -> Budget:
     def product(x: Pass) -> Product:
         return of_values(x.b, x.w, x.g, call.way.stages)
 
-    again = call.again and known(product(call.again))
-    return finished(product(call.first), call.first.b, call.way.stages, None, again)
+    first, again = _both(call, product)
+    return finished(first, call.first.b, call.way.stages, None, again)
 
 
 def _phases(call: Call, rows: Sum) -> Back:

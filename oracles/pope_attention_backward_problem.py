@@ -22,6 +22,7 @@ from tightrope.oracles.attention_backward_problem import (
     upstream,
     weights,
 )
+from tightrope.oracles.pope_attention_backward_cases import forward
 from tightrope.oracles.pope_attention_problem import Polar, as_attention, polar, repeated
 from tightrope.oracles.rope_attention_inputs import finite_keys
 
@@ -60,10 +61,10 @@ class Turned:
         k: Polar | None = None,
     ) -> Turned:  # fmt: skip
         """q, k: in place of those given, in polar form."""
-        width = case.rotary_dim
-        q, k = (polar(case, given, n) if p is None else p for n, p in (("q", q), ("k", k)))
-        p = attention_inputs.stated(*as_attention(case, given, q, k))
-        x_k = repeated(case, widen(finite_keys(case, given)))
+        width, call = case.rotary_dim, forward(case)
+        q, k = (polar(call, given, n) if p is None else p for n, p in (("q", q), ("k", k)))
+        p = attention_inputs.stated(*as_attention(call, given, q, k))
+        x_k = repeated(call, widen(finite_keys(call, given)))
         return cls(
             case, q, k, widen(given["q"])[..., :width], x_k[..., :width], given_to(p, given, 1),
             len(given["delta"]) if "delta" in given else 0,

@@ -47,8 +47,8 @@ def known(p: Product) -> Product:
     return replace(p, left=replace(p.left, near=p.left.centre, open=p.left.radius))
 
 
-def summed(p: Product, points: Features, again: Product | None, way: Way, scale: float) -> Sum:
-    """The sums of a product; points: what it is multiplied with; again: the product replayed."""
+def summed(p: Product, again: Product | None, points: Features, way: Way, scale: float) -> Sum:
+    """The sums of a product; again: the product replayed; points: what dS is multiplied with."""
     left, group, stages = p.left, p.group, way.products
     size = np.abs(left.centre) + left.radius
     whole = size @ (np.abs(p.right) + points.error)
@@ -67,10 +67,11 @@ def summed(p: Product, points: Features, again: Product | None, way: Way, scale:
     found = Sum(p.centre, terms, whole, own + 4 * U64 * whole, p.lost)
     if again is None or apart:
         return found
-    return replace(found, **_replayed(again, points, way))
+    near, open_ = _replayed(again, points, way)
+    return replace(found, near=near, open=open_)
 
 
-def _replayed(p: Product, points: Features, way: Way) -> dict[str, Array]:
+def _replayed(p: Product, points: Features, way: Way) -> tuple[Array, Array]:
     """The product of what the declared casts leave of dS, and of points."""
     near, open_ = p.left.near, p.left.open
     assert near is not None
@@ -78,4 +79,4 @@ def _replayed(p: Product, points: Features, way: Way) -> dict[str, Array]:
     off = over_the_group(off, p.group)
     off = off + added(near, open_, p.right, p.group, way.products, points.open)
     centre = over_the_group(near @ p.right, p.group)
-    return {"near": centre, "open": np.where(p.lost, np.inf, off)}
+    return centre, np.where(p.lost, np.inf, off)

@@ -6,6 +6,7 @@ from functools import cache
 
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tightrope import Arithmetic
 from tightrope.contract import contract
 
 SEQUENCES = ("attention_varlen", "attention_paged")
@@ -33,6 +34,18 @@ def drawn(name, count=60, where=(), size="small", **limited):
 
     collect()
     return tuple(found)
+
+
+def useless(name, count):
+    """Of `count` cases: with a null model within a stranger's budgets, and with null models."""
+    spec, inside, told = contract(name), 0, 0
+    for case in drawn(name, count):
+        inputs = spec.inputs(case)
+        spent = spec.budget(case, inputs, Arithmetic().over(spec.stages))
+        models = spec.nulls(case, inputs).values()
+        told += bool(models)
+        inside += any(all(spent[n].accepts(y) for n, y in model.items()) for model in models)
+    return inside, told
 
 
 MULTIPLES = range(64, 1 << 21, 64)

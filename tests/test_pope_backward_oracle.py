@@ -1,5 +1,5 @@
 """`pope_attention_backward`: its oracles against one another, against differences of the forward
-pass and torch's autograd, and against mistakes.
+pass, and against mistakes.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ import dataclasses
 import mpmath
 import numpy as np
 import pytest
-import torch
 from attention_case_draws import QUICK
 from attention_limits import apart, flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pope_backward_calls import SETTINGS, SPEC, budgets, call, exact, mpmath_limit
+from pope_backward_calls import SETTINGS, SPEC, budgets, call, exact, mpmath_limit, size_of
 
 from tightrope.oracles import pope_attention_backward_mpmath, pope_attention_mpmath
 from tightrope.oracles.attention_backward_mpmath import slope
-from tightrope.oracles.attention_backward_problem import weights
-from tightrope.oracles.attention_inputs import seen
 from tightrope.oracles.pope_attention_backward_cases import forward
-from tightrope.oracles.pope_attention_backward_problem import Turned
 from tightrope.oracles.pope_attention_cases import DATA, POSITIONS
-from tightrope.oracles.rope_attention_inputs import offsets_of
 
 NAMED = pytest.mark.parametrize("name", SETTINGS)
 
@@ -142,66 +137,51 @@ def loss(case, held):
     return total
 
 
-@NAMED
-def test_torch_autograd_agrees(name):
-    """In float64, of the plain formula. Where the state is the float64 pass's own, both are the
-    same function; besides what the budget counts of float64, autograd's sums over n keys or rows
-    lose n + head_dim + 40 roundings of absolute products, with derivatives at most 1 + |angle|.
-    """
-    case, inputs = call(**{**SETTINGS[name], "hidden": "finite", "state": "exact", "seed": 2})
-    found, out, lse = autograd(case, inputs)
-    live = np.isfinite(lse)
-    own = {**inputs, "out": out, "lse": np.where(live, lse, -np.inf)}
-    mine = SPEC.oracle(case, own)
-    size = sizes(case, own)
-    n = case.seqlen_q * case.num_heads * case.batch + case.seqlen_k + case.head_dim + 40
-    turn = 1 + max(float(np.abs(inputs[f"{x}_positions"]).max(initial=0)) for x in "qk")
-    for output, x in found.items():
-        limit = n * 2.0**-53 * turn * size[output]
-        assert (np.abs(mine[output] - x) <= limit).all(), output
+def _fields(**changes):
+    return lambda case, inputs: (dataclasses.replace(case, **changes), inputs)
 
 
-def sizes(case, inputs):
-    """Of every gradient, with absolute values throughout."""
-    b = Turned.of(case, inputs).b
-    p = weights(b)
-    a = np.abs(b.dout) @ np.abs(b.forward.v).swapaxes(-1, -2)
-    d = (np.abs(b.dout) * np.abs(b.out)).sum(-1, keepdims=True)
-    a = p * (a + (p * a).sum(-1, keepdims=True) + d)
-    point = max(float(np.abs(x).max(initial=0.0)) for x in (b.forward.q, b.forward.k))
-    top = 1 + b.forward.softmax_scale * point**2 * case.head_dim
-    whole = float(a.sum()) * b.forward.softmax_scale * point * top
-    dv = float(np.abs(b.dout).max(initial=0.0) * p.sum()) * top
-    return {"dq": whole, "dk": whole, "ddelta": whole * point, "dv": dv}
+def _tensor(name, change):
+    return lambda case, inputs: (case, {**inputs, name: change(inputs[name])})
 
 
-def autograd(case, inputs):
-    """Gradients of sum(dout out), out and lse, of the formula as it is printed."""
-    names = [n for n in ("q", "k", "v", "delta", "inv_freq", "dout") if n in inputs]
-    x = {n: torch.from_numpy(inputs[n].astype(np.float64)) for n in names}
-    kept = {n: x[n].requires_grad_() for n in ("q", "k", "v", "delta") if n in x}
-    group, phase = case.num_heads // case.num_kv_heads, None
-    if "delta" in x:
-        phase = x["delta"].repeat_interleave(case.num_heads // len(x["delta"]), 0)[:, None, :]
-    k, v = (x[n].repeat_interleave(group, 1) for n in ("k", "v"))
-    q = pointed(x["q"], inputs["q_positions"], x["inv_freq"], None)
-    k = pointed(k, inputs["k_positions"], x["inv_freq"], phase)
-    t = q @ k.mT * (case.head_dim**-0.5 if case.softmax_scale is None else case.softmax_scale)
-    t = t if case.softcap is None else case.softcap * torch.tanh(t / case.softcap)
-    visible = np.broadcast_to(seen(case, offsets_of(case, inputs)), t.shape)
-    visible = torch.from_numpy(visible.copy())
-    lse = torch.logsumexp(torch.where(visible, t, -torch.inf), -1)
-    live = torch.where(lse.isfinite(), lse, 0.0)[..., None]
-    out = torch.where(visible, (t - live).exp(), 0.0) @ v
-    (out * x["dout"]).sum().backward()
-    found = {f"d{n}": y.grad.numpy() for n, y in kept.items()}
-    return found, out.detach().numpy(), lse.detach().numpy()
+MISTAKES = {
+    "a causal mask": ("plain", _fields(causal=True)),
+    "no softcap": ("softcap", _fields(softcap=None)),
+    "the scale of the doubled width": ("plain", _fields(softmax_scale=5**-0.5)),
+    "queries one late": ("plain", _tensor("q_positions", lambda x: x + 1)),
+    "a far position off by one": ("far", _tensor("k_positions", lambda x: x + 1)),
+    "phases of the heads in reverse": ("groups", _tensor("delta", lambda x: x[::-1].copy())),
+    "a phase one unit off": (
+        "window", _tensor("delta", lambda x: np.nextafter(x, np.float32(np.inf)))
+    ),
+    "a frequency one unit off": (
+        "plain", _tensor("inv_freq", lambda x: np.nextafter(x, np.float32(np.inf)))
+    ),
+    "lse in base 2": ("plain", _tensor("lse", lambda x: x / np.float32(np.log(2)))),
+    "no out": ("plain", _tensor("out", np.zeros_like)),
+}  # fmt: skip
 
 
-def pointed(x, positions, inv_freq, phase):
-    """mu cos, mu sin and plain features."""
-    angle = torch.from_numpy(np.atleast_2d(positions).astype(np.float64))[:, None, :, None]
-    angle = angle * inv_freq if phase is None else angle * inv_freq + phase
-    polar, plain = x[..., : len(inv_freq)], x[..., len(inv_freq) :]
-    mu = torch.logaddexp(polar, torch.zeros((), dtype=x.dtype))
-    return torch.cat([mu * angle.cos(), mu * angle.sin(), plain], -1)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_noticed(mistake):
+    name, change = MISTAKES[mistake]
+    case, inputs = call(**SETTINGS[name] | {"hidden": "finite", "seed": 1})
+    limits = dict.fromkeys(SPEC.outputs, mpmath_limit(case, inputs))
+    assert disagreements(case, inputs, by_mpmath(*change(case, inputs)), limits)
+    wrong = float64(*change(case, inputs))
+    assert disagreements(case, inputs, wrong, float64_limits(case, inputs))
+
+
+def test_exact_knows_what_cancels_to_nothing():
+    """Two queries alike with opposite dout leave 0 in dk, dv and ddelta."""
+    case, inputs = call(seqlen_q=2, delta="heads", softcap=2.0)
+    for name in ("q", "out"):
+        inputs[name][:, :, 1] = inputs[name][:, :, 0]
+    inputs["q_positions"][1] = inputs["q_positions"][0]
+    inputs["lse"][:, :, 1] = inputs["lse"][:, :, 0]
+    inputs["dout"][:, :, 1] = -inputs["dout"][:, :, 0]
+    for output in ("dk", "dv", "ddelta"):
+        assert exact(case, inputs, output) == [0] * size_of(inputs, output)
+    inputs["dout"][:, :, 1, 0] = 2.0**-14
+    assert all(x != 0 for x in exact(case, inputs, "ddelta"))

@@ -90,7 +90,7 @@ def padded(k, v, positions):
 
 
 OPEN = {"causal": (False,), "window_right": (None,)}
-ROWS = {"seqlen_q": (1, 17, 33)}
+ROWS = {"seqlen_q": range(17, 80)}
 wrong("padding_to_a_block_seen", limits=OPEN, keys=padded)
 wrong("last_partial_rows_dropped", limits=ROWS,
       steps=steps(rows=lambda n: range(0, n - n % BLOCK, BLOCK)))  # fmt: skip
