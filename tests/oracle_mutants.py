@@ -33,18 +33,16 @@ SWAPPED: dict[type, Any] = {
 # contract -> layer -> modules, "module:functions" where only these are the layer's
 LAYERS: dict[str, dict[str, tuple[str, ...]]] = {
     "rope": {"float64": ("rope:rotate",), "arb": ("rope_exact",), "mpmath": ("rope_mpmath",)},
-    "rope_backward": {
-        "float64": ("rope_backward:forward",), "arb": ("rope_backward_exact",),
-        "mpmath": ("rope_backward_mpmath",),
-    },
+    "rope_backward": {"float64": ("rope_backward:forward",), "arb": ("rope_backward_exact",),
+                      "mpmath": ("rope_backward_mpmath",)},
     "rope_table": {
         "float64": ("rope_table:oracle,_of_columns", "rope_scaling"),
         "arb": ("rope_table_exact", "rope_scaling_exact"),
         "mpmath": ("rope_table_mpmath", "rope_scaling_mpmath"),
     },
     "pope_table": {
-        "float64": ("pope_table:_frequencies,oracle",), "arb": ("pope_table_exact",),
-        "mpmath": ("pope_table_mpmath",),
+        "float64": ("pope_table:_frequencies,oracle",),
+        "arb": ("pope_table_exact",), "mpmath": ("pope_table_mpmath",),
     },
     "query_scale": {
         "float64": ("query_scale:oracle",), "arb": ("query_scale_exact",),
@@ -75,7 +73,7 @@ LAYERS: dict[str, dict[str, tuple[str, ...]]] = {
         "arb": ("rope_attention_exact",), "mpmath": ("rope_attention_mpmath",),
     },
     "pope_attention": {
-        "float64": ("pope_attention_problem", "pope_attention_angles"),
+        "float64": ("pope_attention_problem:softplus,angles,polar", "pope_attention_angles"),
         "arb": ("pope_attention_exact",), "mpmath": ("pope_attention_mpmath",),
     },
 }  # fmt: skip
@@ -84,10 +82,13 @@ PACKED = ("test_layers.py", "test_attention_sequences.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "rope": ("test_rope_oracle.py",),
     "rope_backward": ("test_rope_backward_oracle.py",),
-    "rope_table": ("test_rope_scaling.py", *(f"test_rope_table_oracle.py::test_{name}" for name in (
-        "ball_arithmetic_and_mpmath_agree", "two_frequencies_known_in_closed_form",
-        "float64_is_within_its_own_bound", "inv_freq_is_correctly_rounded",
-        "expected_is_the_exact_value_but_for_its_declared_error"))),
+    "rope_table": (
+        "test_rope_scaling.py", "test_layers.py",
+        *(f"test_rope_table_oracle.py::test_{name}" for name in (
+            "ball_arithmetic_and_mpmath_agree", "two_frequencies_known_in_closed_form",
+            "float64_is_within_its_own_bound", "inv_freq_is_correctly_rounded",
+            "expected_is_the_exact_value_but_for_its_declared_error")),
+    ),
     "pope_table": tuple(f"test_pope_table_oracle.py::test_{name}" for name in (
         "ball_arithmetic_and_mpmath_agree", "float64_is_within_its_own_bound",
         "inv_freq_is_correctly_rounded", "frequencies_known_in_closed_form",
@@ -102,7 +103,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "merge_attention": (*PACKED, "test_merge_budget.py::test_float64_stays_within_its_own_bound",
                         "test_merge_budget.py::test_a_single_live_state_must_come_out_as_it_is"),
     "rope_attention": PACKED,
-    "pope_attention": ("test_pope_oracle.py", "test_layers.py"),
+    "pope_attention": ("test_pope_oracle.py", "test_pope_angles.py", "test_layers.py"),
 }  # fmt: skip
 
 
@@ -132,8 +133,9 @@ def sites(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, Any]]:
 
 
 def _inside(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is in it, but for functions of their own, errors and subscripts of types."""
-    if isinstance(node, (ast.FunctionDef, ast.Raise, ast.AnnAssign)):
+    """A node and what is in it, but for functions of their own, errors, types and bounds."""
+    bound = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "relative"
+    if bound or isinstance(node, (ast.FunctionDef, ast.Raise, ast.AnnAssign)):
         return
     yield node
     for child in ast.iter_child_nodes(node):
@@ -149,7 +151,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Any]]:
         yield f"{type(operator).__name__} to {new.__name__}", new()
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < SMALL:
         yield f"{node.value} to {node.value + 1}", node.value + 1
-    if isinstance(node, ast.Constant) and type(node.value) is float:
+    if isinstance(node, ast.Constant) and type(node.value) is float and node.value:
         yield f"{node.value} times 1.001", node.value * 1.001
 
 
@@ -174,20 +176,19 @@ class Edited(SourceFileLoader):
     def get_code(self, fullname: str) -> Any:
         tree = ast.parse(Path(self.path).read_text())
         _, node, _, new = list(sites(tree))[self.place]
-        if isinstance(node, ast.Constant):
-            node.value = new
-        elif isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare):
             node.ops[0] = new
         else:
-            node.op = new  # type: ignore[attr-defined]
+            setattr(node, "value" if isinstance(node, ast.Constant) else "op", new)
         return compile(tree, self.path, "exec")
 
 
+@dataclass
 class Finder:
     """Finds the mutated module before anybody else does."""
 
-    def __init__(self, mutant: Mutant) -> None:
-        self.name, self.place = f"tightrope.oracles.{mutant.module}", mutant.place
+    name: str
+    place: int
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.name:
@@ -232,7 +233,7 @@ def _in_child(mutant: Mutant | None, files: tuple[str, ...], told: Any) -> None:
     try:
         os.chdir(HERE.parent)
         if mutant is not None:
-            sys.meta_path.insert(0, Finder(mutant))
+            sys.meta_path.insert(0, Finder(f"tightrope.oracles.{mutant.module}", mutant.place))
         quiet = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             code = pytest.main([*quiet, *(str(HERE / f) for f in files)], plugins=[first])
@@ -244,7 +245,6 @@ def _in_child(mutant: Mutant | None, files: tuple[str, ...], told: Any) -> None:
 
 def preload() -> None:
     """Import what every child needs and no mutant is in."""
-    for name in ("numpy", "torch", "scipy.special", "hypothesis", "pytest", "flint", "mpmath"):
+    heavy = ("numpy", "torch", "scipy.special", "hypothesis", "pytest", "flint", "mpmath")
+    for name in (*heavy, "tightrope.budget", "tightrope.contract"):
         importlib.import_module(name)
-    import tightrope.budget
-    import tightrope.contract  # noqa: F401

@@ -1,4 +1,4 @@
-"""Of every attention-like contract: float64 and what budgets expect, against ball arithmetic.
+"""Of every attention-like contract: float64, mpmath and what budgets expect, against arb.
 
 Cases are drawn as laws draw them. The float64 oracle is a right kernel: rounded once, it must be
 within the budget of a stranger; what a budget expects must be exact but for the error it declares.
@@ -10,15 +10,40 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from attention_limits import apart, mpmath_limits
 from hypothesis import HealthCheck, Phase, given, settings
+from test_rope_scaling import test_three_derivations_agree as of_scalings
 
 from tightrope.arithmetic import Arithmetic
 from tightrope.contract import contract
 from tightrope.formats import stored
+from tightrope.oracles import (
+    attention_paged_mpmath,
+    attention_varlen_mpmath,
+    merge_attention_mpmath,
+    rope_scaling,
+)
+from tightrope.oracles.rope_table import RopeTableCase
+from tightrope.oracles.rope_table_scaling import scaling_of
 
 NAMES = ("attention_varlen", "attention_paged", "merge_attention", "rope_attention",
          "ring_attention", "pope_attention")  # fmt: skip
 CASES, ELEMENTS = 20, 12
+
+
+# what random cases seldom hold: members without keys, tokens of no sequence, one state alone
+EDGES = {
+    "attention_varlen": {"seqlens_q": (2, 1), "seqlens_k": (0, 3), "spare": 1, "head_dim_v": 3},
+    "attention_paged": {
+        "seqlens_q": (2, 1), "seqlens_k": (0, 3), "spare": 1, "page_size": 2, "head_dim_v": 3,
+    },
+    "merge_attention": {"splits": 1, "rows": 2, "num_heads": 1, "head_dim": 3},
+}  # fmt: skip
+MPMATH = {
+    "attention_varlen": attention_varlen_mpmath.attention_varlen,
+    "attention_paged": attention_paged_mpmath.attention_paged,
+    "merge_attention": merge_attention_mpmath.merge_attention,
+}
 
 
 def some(size, rng):
@@ -61,3 +86,25 @@ def test_float64_and_what_budgets_expect_are_exact_but_for_their_error(name):
 
     compare()
     assert sum(looked) > CASES * ELEMENTS
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_all_three_layers_agree_at_the_edges(name):
+    spec = contract(name)
+    case = spec.case(**EDGES[name])
+    inputs = spec.inputs(case)
+    assert check(spec, case)
+    found, limits = MPMATH[name](case, inputs), mpmath_limits(1000.0, 4, 100.0)
+    for output, expected in spec.oracle(case, inputs).items():
+        truth = spec.exact(case, inputs, output, range(expected.size))
+        assert apart(found[output], truth, limits[output]) == []
+        empty = [value is None for value in truth]
+        assert empty == np.isneginf(expected).ravel().tolist()
+
+
+def test_yarn_s_ramp_without_a_width_is_the_same_step_in_all_layers():
+    """Of a model trained for 6 tokens, where no column turns once: both ends are column 0."""
+    case = RopeTableCase(rope_scaling="yarn", rotary_dim=8, length=6, factor=4.0)
+    ends = rope_scaling.corrections(case.rotary_dim, case.rope_theta, scaling_of(case))
+    assert ends == (0.0, 0.001)
+    of_scalings.hypothesis.inner_test(case)

@@ -6,6 +6,7 @@ import torch
 from public_bugs import NARROW, WRITES, bug
 from right_attention_backward import Steps, attention_backward
 from tiled_attention import BLOCK, LOWEST, visible
+from wrong_attention_varlen_backward import packed, spans
 
 MEET = "test_pairs_that_do_not_see_each_other_do_not_meet"
 NOTHING = "test_what_sees_nothing_changes_nothing"
@@ -92,3 +93,34 @@ def sums_of_the_first_sequence(*args, mended, **options):
         return (dout * out).sum(-1)[:1].expand(dout.shape[:-1])
 
     return attention_backward(*args, steps=None if mended else Steps(d=rowsum), **options)
+
+
+PACKED = "attention_varlen_backward"
+
+
+@bug(PACKED, WRITES, seqlen_q=range(0, 20), **NARROW)
+def keys_without_queries_left_out(*args, mended, **options):
+    """Dao-AILab/flash-attention#2421: a sequence without queries has no tile of rows, so nobody
+    writes the zeros that are the gradients of its keys.
+    """
+
+    def with_rows(*ends):
+        return (span for span in spans(*ends) if span.rows.stop > span.rows.start)
+
+    if mended:
+        return packed(*args, **options)
+    found = packed(*args, find=with_rows, empty=torch.empty_like, **options)
+    found[0][int(args[6][-1]) :] = 0  # tokens of no sequence are cleared
+    for x in found[1:]:
+        x[int(args[7][-1]) :] = 0
+    return found
+
+
+@bug(PACKED, causal=(True,), empty_rows=(True,), **NARROW)
+def dq_of_longer_queries_is_nan(*args, mended, **options):
+    """Dao-AILab/flash-attention#443: packed sequences with more queries than keys; their first rows
+    see nothing, and only dq shows it.
+    """
+    dq, dk, dv = packed(*args, **options)
+    unseen = (args[5] == LOWEST).T[..., None]
+    return dq if mended else torch.where(unseen, torch.nan, dq), dk, dv
