@@ -9,78 +9,76 @@ error in long rows: few-bit data and short rows show these.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from tightrope.mutants import Mutant
 
 FAR = 2.0**-20  # 16 units of float32
-OFF = f"(1.0 + {FAR})"
-TURNS = f"(1.0 + (1 - 2 * (key % 2))[None, :] * {FAR})"  # of a key: what all share cancels
-attention = partial(Mutant, "attention", family="terms", of=("triton",))
-merge = partial(Mutant, "merge_attention", family="terms")
-backward = partial(Mutant, "attention_backward", family="terms")
-steps = partial(Mutant, "attention_backward", family="terms", module="attention_backward_steps")
-table = partial(Mutant, "rope_table", family="terms", module="table_tiles")
-scale = partial(Mutant, "query_scale", family="terms")
+OFF = f" * (1.0 + {FAR})"
+FURTHER = f" * (1.0 + {64 * FAR})"  # of a gradient, whose every term has the worst case of dots
+KEYS = f" * (1.0 + (1 - 2 * (key % 2))[None, :] * {FAR})"  # by turns: what all share cancels
+STATES = f" * (1.0 + (split % 2) * {FAR})"
+MORE = f" + {FAR}"
+SLIGHTLY = " * (1.0 + 1e-9)"  # of float64, before a rounding to float32
 
-ACC = "acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)"
-SUM = "l = l * alpha + tl.sum(p, 1)"
-WEIGHT = "p = tl.exp2(tl.fma(s, c, tl.broadcast_to(-shift, s.shape)))"
-GRAD_1 = 'grad_1_tile = tl.dot(ds.to(x.dtype), x, grad_1_tile, input_precision="ieee")'
-GRAD_2 = 'grad_2_tile = tl.dot(p.to(y.dtype), y, grad_2_tile, input_precision="ieee")'
+attention = partial(Mutant, "attention", of=("triton",))
+merge = partial(Mutant, "merge_attention")
+backward = partial(Mutant, "attention_backward")
+steps = partial(Mutant, "attention_backward", module="attention_backward_steps")
+polar = partial(Mutant, "pope_attention_backward")
+polar_steps = partial(Mutant, "pope_attention_backward", module="pope_backward_steps")
+ring = partial(Mutant, "ring_attention_backward")
+table = partial(Mutant, "rope_table", module="table_tiles", of=("float32",))
+scale = partial(Mutant, "query_scale")
 
-FORWARD = (
-    attention("weights_off_by_turns", old="p = tl.exp2(x)", new=f"p = tl.exp2(x) * {TURNS}"),
-    attention("weights_off", old="p = tl.exp2(x)", new=f"p = tl.exp2(x) * {OFF}"),
-    attention("accumulator_off", old=ACC, new=f"{ACC} * {OFF}"),
-    attention("denominator_off", old=SUM, new=f"l = (l * alpha + tl.sum(p, 1)) * {OFF}"),
-    attention("quotient_off", old="acc / tl.where(l == 0.0, 1.0, l)[:, None]",
-              new=f"acc / tl.where(l == 0.0, 1.0, l)[:, None] * {OFF}"),
-    attention("sink_off", old=".to(tl.float32) * LOG2E\n",
-              new=f".to(tl.float32) * (LOG2E * {OFF})\n"),
-    attention("logarithm_off", old="(m + tl.log2(l)) * LN2",
-              new=f"(m + (tl.log2(l) + {FAR})) * LN2"),
-    attention("sum_of_lse_off", old="(m + tl.log2(l)) * LN2",
-              new=f"(m + tl.log2(l)) * {OFF} * LN2"),
+ACC = "acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)@"
+WEIGHT = "p = tl.exp2(tl.fma(s, c, tl.broadcast_to(-shift, s.shape)))@"
+GRAD_1 = 'grad_1_tile = tl.dot(ds.to(x.dtype), x, grad_1_tile, input_precision="ieee")@'
+GRAD_2 = 'grad_2_tile = tl.dot(p.to(y.dtype), y, grad_2_tile, input_precision="ieee")@'
+
+# Whose, name, the snippet with @ where the error goes, the error.
+PLACES: tuple[tuple[Any, str, str, str], ...] = (
+    (attention, "weights_off_by_turns", "p = tl.exp2(x)@", KEYS),
+    (attention, "weights_off", "p = tl.exp2(x)@", OFF),
+    (attention, "accumulator_off", ACC, OFF),
+    (attention, "denominator_off", "l = l * alpha@ + tl.sum(p, 1)@", OFF),
+    (attention, "quotient_off", "acc / tl.where(l == 0.0, 1.0, l)[:, None]@", OFF),
+    (attention, "sink_off", ".to(tl.float32)@ * LOG2E\n", OFF),
+    (attention, "logarithm_off", "(m + tl.log2(l)@) * LN2", MORE),
+    (attention, "sum_of_lse_off", "(m + tl.log2(l))@ * LN2", OFF),
+    (merge, "weights_off_by_turns", "LOG2E, LOWEST))@", STATES),
+    (merge, "sum_off", "acc = tl.where(live[:, None], added@, acc)", OFF),
+    (merge, "denominator_off", "total += weight@", OFF),
+    (merge, "quotient_off", "acc / tl.where(total == 0.0, 1.0, total)[:, None]@", OFF),
+    (merge, "logarithm_off", "m + tl.log2(total) * LN2@", MORE),
+    (steps, "delta_off", "return tl.where(mine, delta@, 0.0)", OFF),
+    (steps, "lse_off", "lse * LOG2E@, float", OFF),
+    (steps, "weights_off", WEIGHT, OFF),
+    (steps, "slope_off", "slope = 1.0@ - tanh * tanh@", FURTHER),
+    (backward, "upstream_off", "ds = p * (dp@ - delta_tile)", OFF),
+    (backward, "ds_off", "ds = p * (dp - delta_tile)@", FURTHER),
+    (backward, "sums_off", GRAD_1, FURTHER),
+    (backward, "sums_of_dv_off", GRAD_2, FURTHER),
+    (backward, "scale_off", "(grad_1_tile * scale@)", FURTHER),
+    (polar, "points_of_rows_off", "one_x, one_y = points_of(one, cosine@, sine, FORM)", FURTHER),
+    (polar, "gradients_of_points_off",
+     'grad_x = tl.dot(ds, w_x, grad_x, input_precision="ieee")@', FURTHER),
+    (polar, "way_back_off", "(cosine * grad_x + sine * grad_y)@ * scale", FURTHER),
+    (polar, "angles_off_on_the_way_back", "(cosine@ * grad_x + sine * grad_y) * scale", FURTHER),
+    (polar, "softplus_off", "softplus(one, FORM)@ * (sine", FURTHER),
+    (polar, "phases_off", "ddelta + head * rotary_dim + d, tl.sum(total, 0)@", FURTHER),
+    (polar_steps, "sigmoid_off", "tl.where(x < 0, u, 1.0) / (1.0 + u)@", FURTHER),
+    (ring, "sums_of_dq_off", "            total += dq@\n", FURTHER),
+    (ring, "sums_of_dk_off", "found[0].add_(dk@), found[1].add_(dv@)", FURTHER),
+    (table, "float32_function_off", "tl.cos(angle)@ * factor", OFF),
+    (table, "float32_amplitude_off", "tl.sin(angle) * factor@", OFF),
+    (scale, "product_off", "(1.0 + attn_scale * log@)", SLIGHTLY),
+    (scale, "sum_off", "(1.0@ + attn_scale * log@)", SLIGHTLY),
 )  # fmt: skip
 
-STATES = (
-    merge("weights_off_by_turns", old="LOG2E, LOWEST))",
-          new=f"LOG2E, LOWEST)) * (1.0 + (split % 2) * {FAR})"),
-    merge("weights_flushed_early", old="LOG2E, LOWEST))",
-          new="LOG2E, LOWEST))\n        weight = tl.where(weight < 1e-30, 0.0, weight)"),
-    merge("sum_off", old="acc = tl.where(live[:, None], added, acc)",
-          new=f"acc = tl.where(live[:, None], added * {OFF}, acc)"),
-    merge("denominator_off", old="total += weight", new=f"total += weight * {OFF}"),
-    merge("quotient_off", old="acc / tl.where(total == 0.0, 1.0, total)[:, None]",
-          new=f"acc / tl.where(total == 0.0, 1.0, total)[:, None] * {OFF}"),
-    merge("logarithm_off", old="m + tl.log2(total) * LN2",
-          new=f"m + (tl.log2(total) + {FAR}) * LN2"),
+MUTANTS = (
+    *(make(name, "terms", text.replace("@", ""), text.replace("@", error))
+      for make, name, text, error in PLACES),
+    merge("weights_flushed_early", "terms", "LOG2E, LOWEST))",
+          "LOG2E, LOWEST))\n        weight = tl.where(weight < 1e-30, 0.0, weight)"),
 )  # fmt: skip
-
-GRADIENTS = (
-    steps("delta_off", old="return tl.where(mine, delta, 0.0)",
-          new=f"return tl.where(mine, delta * {OFF}, 0.0)"),
-    steps("lse_off", old="lse * LOG2E, float", new=f"lse * (LOG2E * {OFF}), float"),
-    steps("weights_off", old=WEIGHT, new=f"{WEIGHT} * {OFF}"),
-    steps("slope_off", old="slope = 1.0 - tanh * tanh",
-          new=f"slope = (1.0 - tanh * tanh) * (1.0 + {64 * FAR})"),
-    backward("upstream_off", old="ds = p * (dp - delta_tile)",
-             new=f"ds = p * (dp * {OFF} - delta_tile)"),
-    backward("ds_off", old="ds = p * (dp - delta_tile)", new=f"ds = p * (dp - delta_tile) * {OFF}"),
-    backward("sums_off", old=GRAD_1, new=f"{GRAD_1} * {OFF}"),
-    backward("sums_of_dv_off", old=GRAD_2, new=f"{GRAD_2} * {OFF}"),
-    backward("scale_off", old="(grad_1_tile * scale)", new=f"(grad_1_tile * (scale * {OFF}))"),
-)  # fmt: skip
-
-TABLES = (
-    table("float32_function_off", old="tl.cos(angle) * factor", new=f"tl.cos(angle) * {OFF} * "
-          "factor", of=("float32",)),
-    table("float32_amplitude_off", old="tl.sin(angle) * factor",
-          new=f"tl.sin(angle) * (factor * {OFF})", of=("float32",)),
-    scale("product_off", old="(1.0 + attn_scale * log)",
-          new="(1.0 + attn_scale * log * (1.0 + 1e-9))"),
-    scale("sum_off", old="(1.0 + attn_scale * log)",
-          new="((1.0 + attn_scale * log) * (1.0 + 1e-9))"),
-)  # fmt: skip
-
-MUTANTS = FORWARD + STATES + GRADIENTS + TABLES
