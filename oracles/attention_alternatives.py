@@ -13,7 +13,7 @@ from tightrope.budget import Budget
 from tightrope.diagnosis import Mistake
 from tightrope.formats import Array, stored, widen
 from tightrope.oracles.attention_budget import STAGES, Forward, forward
-from tightrope.oracles.attention_fitted_alternatives import other_keys, scaled, slack
+from tightrope.oracles.attention_fitted_alternatives import emptied, other_keys, scaled, slack
 from tightrope.oracles.attention_inputs import stated
 from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.attention_softmax_alternatives import LN2, of_softmax
@@ -58,7 +58,7 @@ def null_models(p: Problem) -> dict[str, tuple[Array, Array]]:
     return models
 
 
-def shaped(case: AttentionCase, p: Problem, out: Array, lse: Array) -> Outputs:
+def shaped(case: Any, p: Problem, out: Array, lse: Array) -> Outputs:
     """out and lse of all groups as a kernel would return them."""
     rows = (case.batch, case.num_heads, case.seqlen_q)
     return {
@@ -68,7 +68,7 @@ def shaped(case: AttentionCase, p: Problem, out: Array, lse: Array) -> Outputs:
 
 
 def alternatives(
-    case: AttentionCase, inputs: Mapping[str, Array], spend: Spend = plainly
+    case: Any, inputs: Mapping[str, Array], spend: Spend = plainly
 ) -> Iterator[tuple[str, Outputs]]:
     """(what is computed instead, outputs), the likeliest first; those equal to a right result are
     left out. spend: the budgets of a problem, where its scores come from elsewhere.
@@ -85,7 +85,7 @@ def alternatives(
 
 
 def fits(
-    case: AttentionCase, inputs: Mapping[str, Array], outputs: Mapping[str, Array],
+    case: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array],
     budgets: Mapping[str, Budget], spend: Spend = plainly,
 ) -> Iterator[tuple[str, Outputs]]:  # fmt: skip
     """Another scale, or other keys, as the lse that was returned tells them."""
@@ -102,6 +102,9 @@ def fits(
     found = [scaled(p, lse), *(other_keys(p, every, out, lse, off) for every in read)]
     for sentence, wrong in chain.from_iterable(found):
         yield sentence, mistaken(case, wrong, attend(wrong), spend)
+    for every in read:
+        for sentence, pair in emptied(p, every, out, lse):
+            yield sentence, shaped(case, p, *pair)
 
 
 def differ(right: tuple[Array, Array], outputs: tuple[Array, Array]) -> bool:
@@ -125,7 +128,7 @@ def mistaken(
     return Mistake(shaped(case, p, *outputs), budgets)
 
 
-def of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
+def of_masks(case: Any, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
     """Other masks, over the keys that lie there; and over zeros where no row may see them."""
     p = stated(case, inputs)
     for sentence, wrong in _of_masks(case, inputs):
@@ -135,7 +138,7 @@ def of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple
             yield f"{sentence}, keys that no row may see counting as 0", unread
 
 
-def _of_masks(case: AttentionCase, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
+def _of_masks(case: Any, inputs: Mapping[str, Array]) -> Iterator[tuple[str, Problem]]:
     def instead(sentence: str, **fields: Any) -> tuple[str, Problem]:
         return sentence, stated(replace(case, **fields), inputs)
 

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tightrope.budget import Budget
+from tightrope.diagnosis import Mistake
 from tightrope.formats import Array, stored
+from tightrope.oracles.attention_backward_budget import backward
+from tightrope.oracles.attention_backward_call_alternatives import of_calls
 from tightrope.oracles.attention_backward_inputs import shapes, stated
 from tightrope.oracles.attention_backward_problem import (
     Backward,
@@ -18,6 +22,7 @@ from tightrope.oracles.attention_backward_problem import (
     upstream,
     weights,
 )
+from tightrope.oracles.attention_backward_tile_alternatives import of_tiles
 
 if TYPE_CHECKING:
     from tightrope.oracles.attention_backward_cases import AttentionBackwardCase
@@ -27,6 +32,7 @@ Outputs = dict[str, Array]
 Triple = tuple[Array, Array, Array]
 LOG2E = 1 / float(np.log(2.0))
 BLOCKS = (16, 32, 64, 128)
+NAMES = ("dq", "dk", "dv")
 ALIKE = ("repeated_keys", "near_ties")  # data whose keys weigh the same
 
 
@@ -64,12 +70,31 @@ def alternatives(case: AttentionBackwardCase, inputs: Given) -> Iterator[tuple[s
     left out.
     """
     b = stated(case, inputs)
-    right = gradients(b)
+    right = dict(zip(NAMES, gradients(b), strict=True))
     with np.errstate(all="ignore"):
-        for mistakes in (_of_terms(b), _of_masks(case, inputs), _of_heads(b), _of_blocks(b)):
-            for sentence, wrong in mistakes:
-                if any((x != y).any() for x, y in zip(wrong, right, strict=True)):
-                    yield sentence, _shaped(case, b, wrong)
+        for sentence, of_dq, of_keys in of_calls(case, inputs, b):
+            other = {"dq": of_dq, "dk": of_keys, "dv": of_keys}
+            found = {id(x): gradients(x) for x in (b, of_dq, of_keys)}
+            wrong = [found[id(other[name])][at] for at, name in enumerate(NAMES)]
+            if any((x != y).any() for x, y in zip(wrong, right.values(), strict=True)):
+                yield sentence, _mistaken(case, b, other, wrong)
+        for mistakes in (_of_terms(b), _of_heads(case, b), _of_blocks(b), of_tiles(b)):
+            for sentence, triple in mistakes:
+                if any((x != y).any() for x, y in zip(triple, right.values(), strict=True)):
+                    yield sentence, _shaped(case, b, triple)
+
+
+def _mistaken(
+    case: AttentionBackwardCase, b: Backward, other: Mapping[str, Backward], outputs: Any
+) -> Mistake:
+    """Gradients that are those of other calls, by name."""
+
+    def budgets(arithmetic: Mapping[str, Any]) -> dict[str, Budget]:
+        each = {id(x): backward(x, arithmetic) for x in other.values()}
+        found = {name: each[id(x)][name] for name, x in other.items()}
+        return {name: found[name].reshape(shape) for name, shape in shapes(case).items()}
+
+    return Mistake(_shaped(case, b, outputs), budgets)
 
 
 def _of_terms(b: Backward) -> Iterator[tuple[str, Triple]]:
@@ -91,33 +116,9 @@ def _of_terms(b: Backward) -> Iterator[tuple[str, Triple]]:
     yield "zeros", (np.zeros_like(dq), np.zeros_like(dk), np.zeros_like(dv))
 
 
-def _of_masks(case: AttentionBackwardCase, inputs: Given) -> Iterator[tuple[str, Triple]]:
-    """Another mask than the forward pass had: the given lse and out stay."""
-    plain = {name: x for name, x in inputs.items() if name != "q_offset"}
-
-    def under(given: Given, **fields: Any) -> Triple:
-        return gradients(stated(replace(case, **fields), given))
-
-    if case.causal:
-        yield "no causal mask", under(inputs, causal=False)
-    for side in ("window_left", "window_right"):
-        reach = getattr(case, side)
-        if reach is not None:
-            yield f"{side} ignored", under(inputs, **{side: None})
-            for step, word in ((1, "more"), (-1, "less")):
-                yield f"{side} one {word}", under(inputs, **{side: reach + step})
-    for offset, name in ((0, "top-left"), (case.seqlen_k - case.seqlen_q, "bottom-right")):
-        yield (
-            f"the mask aligned {name} (q_offset {offset})",
-            under(plain, offsets="int", q_offset=offset),
-        )
-    for step, word in ((1, "more"), (-1, "less")):
-        moved = {n: x + step if n == "q_offset" else x for n, x in inputs.items()}
-        yield f"q_offset one {word}", under(moved, q_offset=case.q_offset + step)
-
-
-def _of_heads(b: Backward) -> Iterator[tuple[str, Triple]]:
+def _of_heads(case: AttentionBackwardCase, b: Backward) -> Iterator[tuple[str, Triple]]:
     """dk and dv that are not the sum over the query heads of a kv head."""
+    yield "query heads from h % group on, not those of the kv head", _other_group(case, b)
     if b.group == 1:
         return
     dq = gradients(b)[0]
@@ -127,8 +128,21 @@ def _of_heads(b: Backward) -> Iterator[tuple[str, Triple]]:
         p = weights(b) * only
         one = from_ds(b, p, p * upstream(b) * slope(b.forward))
         yield f"dk and dv of the {sentence} query head alone", (dq, *one[1:])
+        rest = from_ds(b, weights(b) - p, (weights(b) - p) * upstream(b) * slope(b.forward))
+        yield f"dk and dv without the {sentence} query head", (dq, *rest[1:])
     mean = gradients(b)
     yield "dk and dv averaged over query heads", (dq, mean[1] / b.group, mean[2] / b.group)
+
+
+def _other_group(case: AttentionBackwardCase, b: Backward) -> Triple:
+    """dq of kv head 0 alone, dk and dv of the query heads h % group and following."""
+    sequence, head = np.divmod(np.arange(len(b.dout)), max(case.num_heads, 1))
+    begin, f = sequence * case.num_heads, b.forward
+    walked = begin + np.minimum(head // b.group % b.group + head % b.group, case.num_heads - 1)
+    dq = gradients(replace(b, forward=replace(f, k=f.k[begin], v=f.v[begin])))[0]
+    of = replace(f, q=f.q[walked], visible=f.visible[walked])
+    given = {n: getattr(b, n)[walked] for n in ("dout", "out", "lse")}
+    return (dq, *gradients(replace(b, forward=of, **given))[1:])
 
 
 def _of_blocks(b: Backward) -> Iterator[tuple[str, Triple]]:

@@ -8,6 +8,7 @@ mistake's outputs have to come to be named.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def spending(found: Callable[[Mapping[str, Any]], Scores]) -> Spend:
 
     def spend(p: Problem, arithmetic: Mapping[str, Any]) -> Forward:
         rest = {name: arithmetic[name] for name in STAGES}
-        return forward(p, rest, _near(p, found(arithmetic)))
+        spent = forward(p, rest, _near(p, found(arithmetic)))
+        return Forward(replace(spent.out, replay=None, _cache={}), spent.lse)
 
     return spend
 

@@ -17,6 +17,7 @@ from tightrope.formats import Array
 from tightrope.oracles.attention_problem import Problem, attend, logits
 
 PAST = 128  # keys of zeros that a row may have seen beside a run
+TILE = 16  # the smallest tile of keys
 PAIRS = 1 << 24  # runs of keys that are looked at in all
 SAME = 2.0**-18  # a ratio of scales that is nearer to 1 is none
 MOST_RUNS = 4096  # of a row, whose outputs are compared
@@ -174,3 +175,27 @@ def _words(seen: Array, keys: int) -> str:
     told = f"keys {first} to {end - 1}" if first < end else "no key"
     past = int(seen[keys:].sum())
     return f"{told} and {past} keys of 0" if past else told
+
+
+def emptied(
+    p: Problem, every: Problem, out: Array, lse: Array
+) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """(sentence, (out, lse)) of rows without a key that weigh as many hidden ones alike.
+
+    That is what a finite number in place of -inf does: lse tells the number.
+    """
+    empty = ~p.visible.any(-1) & np.isfinite(lse)
+    if not empty.any() or p.sink is not None:
+        return
+    right_out, right_lse = attend(p)
+    keys = p.visible.shape[-1]
+    for count in range(TILE, keys + PAST + 1, TILE):
+        logit = float(np.mean((lse - np.log(count))[empty]))
+        wrong_lse = np.where(empty, logit + np.log(count), right_lse)
+        for first in range(0, keys, TILE):
+            mean = every.v[:, first : first + count].sum(1)[:, None] / count
+            wrong_out = np.where(empty[..., None], mean, right_out)
+            yield (
+                f"hidden logits of {logit:.5g}, not -inf, in rows without a key",
+                (wrong_out, wrong_lse),
+            )

@@ -49,6 +49,10 @@ def _of_pages(case: AttentionPagedCase, inputs: Mapping[str, Array]) -> Iterator
 
     last = max(len(k) - 1, 0)
     yield "page numbers ignored: pages read in the order they lie in", other(_in_order(table))
+    each = np.broadcast_to(np.arange(table.shape[1]), table.shape)
+    yield "page numbers ignored: every sequence's pages counted from 0", other(np.array(each))
+    slots = {n: np.roll(inputs[n], -1, 1) for n in ("k_cache", "v_cache")}
+    yield "slots read one late, each in its own page", stated(case, inputs, **slots)
     if len(table):
         yield "the first sequence's block table for all", other(np.repeat(table[:1], len(table), 0))
         yield "the block table read one row late", other(np.roll(table, -1, 0))

@@ -57,9 +57,9 @@ def told(
             unread = _unread(again, found)
             if unread and differs(outputs := mistaken(case, inputs, unread), right):
                 yield f"{sentence}, keys that no row may see counting as 0", outputs
-        for sentence, outputs in _of_problems(case, inputs, found):
-            if differs(outputs, right):
-                yield sentence, outputs
+        for sentence, wrong in _of_problems(case, inputs, found):
+            if differs(wrong, right):
+                yield sentence, wrong
 
 
 def differs(outputs: Outputs, right: Outputs) -> bool:

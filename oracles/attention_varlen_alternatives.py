@@ -80,6 +80,11 @@ def _of_packing(
             found.append(replace(span, k=k[keys], v=v[keys]))
         return found
 
+    if inputs["cu_seqlens_q"].tolist() != ends:
+        yield (
+            "cu_seqlens_q used for the keys as well",
+            stated(case, inputs, cu_seqlens_k=inputs["cu_seqlens_q"]),
+        )
     yield "each sequence sees one key of its successor", reaching(0, 1)
     yield "each sequence sees one key of its predecessor", reaching(1, 0)
     yield "each sequence sees all keys after it", reaching(0, len(k))
@@ -94,12 +99,6 @@ def _of_packing(
         ],
     )
     yield "each sequence lacks its last key", reaching(0, -1)
-    queries = inputs["cu_seqlens_q"].tolist()
-    if queries != ends:
-        yield (
-            "cu_seqlens_q used for the keys as well",
-            stated(case, inputs, cu_seqlens_k=inputs["cu_seqlens_q"]),
-        )
     if len(spans) > 1:
         others = spans[1:] + spans[:1]
         moved = [replace(a, k=b.k, v=b.v) for a, b in zip(spans, others, strict=True)]

@@ -28,7 +28,8 @@ def alternatives(case: Any, inputs: Mapping[str, Array]) -> Iterator[tuple[str, 
     yield "rounded instead of floored", _stored(a * np.log1p(np.rint(tokens / case.floor_scale)))
     low = [(int(m) + 2**31) % 2**32 - 2**31 for m in inputs["positions"]]  # signed, then unsigned
     cut = np.array([(m + case.shift) % 2**64 // int(case.floor_scale) for m in low], np.float64)
-    yield "positions cut to their low 32 bits", _stored(a * np.log1p(cut))
+    if (inputs["positions"] >= 2**31).any():
+        yield "positions cut to their low 32 bits", _stored(a * np.log1p(cut))
     yield "the logarithm in base 2", _stored(a * np.log2(1 + whole))
     yield "the logarithm in base 10", _stored(a * np.log10(1 + whole))
     yield "the 1 in the logarithm left out", _stored(a * np.log(np.maximum(whole, 1)))

@@ -53,7 +53,8 @@ def alternatives(case: RopeCase, inputs: Mapping[str, Array]) -> Iterator[tuple[
 @dataclass(frozen=True)
 class _Model:
     """A rotation whose parts can be replaced one by one. `round` is applied to the two products;
-    signs: of the sine in the first and the second feature of a pair.
+    signs: of the sine in the first and the second feature of a pair. read: where the second is
+    read, if not where it is written.
     """
 
     q: Array
@@ -70,6 +71,7 @@ class _Model:
     out: str
     round: Rounding
     signs: tuple[float, float] = (-1.0, 1.0)
+    read: int | None = None
 
     @classmethod
     def of(cls, case: RopeCase, inputs: Mapping[str, Array]) -> _Model:
@@ -87,7 +89,7 @@ class _Model:
     def outputs(self) -> Outputs:
         found = {x: stored(y, self.out) for x, y in self.unrounded().items()}
         plain = self.round is _exactly and self.signs == (-1.0, 1.0)
-        asked = plain and self.distance == self.half and not self.first
+        asked = plain and self.distance == self.half and not self.first and self.read is None
         return Mistake(found, self.budgets) if asked else found
 
     def budgets(self, arithmetic: Any) -> dict[str, Budget]:
@@ -105,9 +107,12 @@ class _Model:
         pair = np.arange(self.half)
         one = self.first + (2 * pair if self.interleaved else pair)
         two = one + (1 if self.interleaved else self.distance)
+        at = two if self.read is None else one + self.read
+        beyond = max(int(at.max(initial=0)) + 1 - x.shape[-1], 0)  # past the features lies 0
+        second = np.pad(x, ((0, 0), (0, 0), (0, beyond)))[..., at]
         y, r = x.copy(), self.round
-        y[..., one] = r(x[..., one] * c) + self.signs[0] * r(x[..., two] * s)
-        y[..., two] = r(x[..., two] * c) + self.signs[1] * r(x[..., one] * s)
+        y[..., one] = r(x[..., one] * c) + self.signs[0] * r(second * s)
+        y[..., two] = r(second * c) + self.signs[1] * r(x[..., one] * s)
         return y
 
 
@@ -153,6 +158,12 @@ def _of_position(m: _Model) -> Iterator[tuple[str, Outputs]]:
         yield f"all positions one {word}", at(rows + step, rows + step)
         yield f"k rotated one position {word}", at(rows, rows + step)
         yield f"q rotated one position {word}", at(rows + step, rows)
+    low = (rows + 2**15) % 2**16 - 2**15
+    if (low != rows).any():
+        outside = ((low < 0) | (low > last))[:, None, None]
+        turned, plain = at(low, low), _unrotated(m)
+        kept = {x: np.where(outside, plain[x], turned[x]) for x in turned}
+        yield "positions cut to 16 bits, tokens beyond the table not rotated", kept
     for limit in (ROW_LIMIT - 1, ROW_LIMIT):
         yield f"positions clamped at {limit:,}", at(*(np.minimum(rows, limit),) * 2)
         yield f"positions modulo {limit:,}", at(*(rows % limit,) * 2)
@@ -166,6 +177,10 @@ def _of_pairing(m: _Model) -> Iterator[tuple[str, Outputs]]:
     used, asked = ("half-split", "interleaved")[:: 1 if m.interleaved else -1]
     other = replace(m, interleaved=not m.interleaved)
     yield f"the {used} layout where {asked} is asked for", other.outputs()
+    power = 1 << (m.half - 1).bit_length()
+    for padded in sorted({power, 2 * power, 4 * power} - {m.half}) if not m.interleaved else ():
+        apart = replace(m, read=padded)
+        yield f"features paired at the padded width of {padded}, not rotary_dim/2", apart.outputs()
     head_dim, rotary_dim = m.q.shape[-1], 2 * m.half
     tail = head_dim - rotary_dim
     if not tail:

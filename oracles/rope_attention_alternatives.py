@@ -14,6 +14,7 @@ from tightrope.oracles import attention_alternatives
 from tightrope.oracles.attention_alternatives import null_models
 from tightrope.oracles.attention_dots import Scores
 from tightrope.oracles.attention_feature_alternatives import Spend, spending
+from tightrope.oracles.attention_inputs import seen
 from tightrope.oracles.attention_problem import Problem, attend
 from tightrope.oracles.rope_attention_inputs import finite_keys, offsets_of, rotated, stated
 
@@ -132,14 +133,18 @@ def _of_angles(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, Pr
         yield "v rotated as k is", replace(p, v=np.repeat(turned, group, 1).reshape(p.v.shape))
 
 
+def _repeated(case: RopeAttentionCase, inputs: Given, name: str, x: Array) -> Array:
+    """q or k as the problem has it, kv heads repeated for their query heads."""
+    found: Array = getattr(_with(case, inputs), name)
+    return np.repeat(x, case.num_heads // x.shape[1], 1).reshape(found.shape)
+
+
 def _twice(case: RopeAttentionCase, inputs: Given, name: str) -> Array:
     """q or k turned by twice its angles, as the problem has it."""
     x = inputs["q"] if name == "q" else finite_keys(case, inputs)
     once = rotated(x, inputs, name, case.interleaved)
     twice = rotated(once, inputs, name, case.interleaved)
-    group = case.num_heads // twice.shape[1]
-    found: Array = getattr(_with(case, inputs), name)
-    return np.repeat(twice, group, 1).reshape(found.shape)
+    return _repeated(case, inputs, name, twice)
 
 
 def _of_positions(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str, Problem]]:
@@ -176,11 +181,9 @@ def _of_positions(case: RopeAttentionCase, inputs: Given) -> Iterator[tuple[str,
         q, k = (np.broadcast_to(x, (case.batch, x.shape[-1])) for x in at.values())
         mask = (k[:, None, :] <= q[:, :, None])[:, None]
         yield "positions taken for indices by the mask", _with(case, inputs, mask=mask)
-    keys, rows = np.arange(case.seqlen_k), np.arange(case.seqlen_q)
-    offsets = offsets_of(case, inputs)
-    first_places = np.broadcast_to(at["q_positions"], (case.batch, case.seqlen_q))[:, :1]
-    for told, more in (("for q_offset", 0), ("beside q_offset", 1)):
-        moved = more * offsets[:, None] + first_places
-        if case.causal and rows.size and keys.size:
-            mask = (keys[None, None, :] <= (rows[None] + moved)[:, :, None])[:, None]
-            yield f"the first position taken {told} by the mask", _with(case, inputs, mask=mask)
+    if case.seqlen_q:
+        offsets = offsets_of(case, inputs)
+        begin = np.broadcast_to(at["q_positions"][..., 0], (case.batch,))
+        for told, from_there in (("for", begin), ("and", offsets + begin)):
+            mask = seen(case, from_there)
+            yield f"the first position {told} q_offset in the mask", _with(case, inputs, mask=mask)

@@ -12,6 +12,7 @@ from tightrope.oracles import rope_scaling
 from tightrope.rope_scaling import RopeScaling
 
 Outputs = dict[str, Array]
+FAR = 2.0**36  # positions from which float64 loses an angle
 Frequencies = Iterator[tuple[str, Array]]
 
 
@@ -22,6 +23,8 @@ def mistaken(
     w = rope_scaling.frequencies(rotary_dim, rope_theta, scaling)
     factor = rope_scaling.attention_factor(scaling)
     places = np.atleast_2d(inputs["positions"]).astype(np.float64)
+    if np.abs(places).max(initial=0.0) > FAR:
+        return
     right = rope_scaling.axes(len(w), scaling) if len(places) > 1 else np.zeros(len(w), np.int64)
 
     def table(w: Array, axes: Array = right) -> tuple[Array, Array]:
@@ -33,8 +36,9 @@ def mistaken(
     cos, sin = table(w)
     for sentence, other in _factors(scaling):
         yield sentence, _stored(cos, sin, other, other)
-    yield "attention_factor left out of cos alone", _stored(cos, sin, 1.0, factor)
-    yield "attention_factor left out of sin alone", _stored(cos, sin, factor, 1.0)
+    if factor != 1:
+        yield "attention_factor left out of cos alone", _stored(cos, sin, 1.0, factor)
+        yield "attention_factor left out of sin alone", _stored(cos, sin, factor, 1.0)
     if len(places) > 1:
         for sentence, axes in _sections(len(w), scaling):
             yield sentence, _stored(*table(w, axes), factor, factor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,15 +61,14 @@ def _of_axes(
     numbers, plain = asked(truth, case, scaling)
     factor = rope_scaling.attention_factor(scaling)
     each = [dict(models(numbers, plain, one)) for one in by_axis(inputs)]
-    return {
-        sentence: {
-            name: (factor * chosen(scaling, [one[sentence][name] for one in each])).astype(
-                np.float32
-            )
-            for name in outputs
-        }
-        for sentence, outputs in each[0].items()
-    }
+    right = [dict(_right(numbers, plain, one))[""] for one in by_axis(inputs)]
+
+    def joined(sentence: str) -> Outputs:
+        models = [one.get(sentence, known) for one, known in zip(each, right, strict=True)]
+        found = {n: factor * chosen(scaling, [x[n] for x in models]) for n in ("cos", "sin")}
+        return {name: x.astype(np.float32) for name, x in found.items()}
+
+    return {sentence: joined(sentence) for sentence in dict.fromkeys(chain.from_iterable(each))}
 
 
 def _others(scaling: RopeScaling, rotary_dim: int) -> Iterator[tuple[str, RopeScaling]]:

@@ -60,8 +60,13 @@ def diagnose(
     arithmetic: the promise, for the mistakes' own budgets.
     """
     wrong = {n: wrong_at(outputs[n], b) for n, b in budgets.items() if n in outputs}
+    known = list(alternatives)
+    if arithmetic is not None and worst_case_holds(outputs, budgets):
+        replayed = [s for s, others in known if _replayed(others, outputs, arithmetic)]
+        if replayed:
+            return f"{COMPUTED}: {'; or '.join([*dict.fromkeys(replayed)][:MOST])}."
     found = [
-        guess for sentence, others in alternatives
+        guess for sentence, others in known
         if (guess := _guessed(sentence, others, outputs, budgets)) is not None
         and explains(others, outputs, budgets, wrong)
     ]  # fmt: skip
@@ -114,6 +119,25 @@ def wrong_at(actual: Array, budget: Any) -> Array:
         return np.asarray(~(budget.inside(actual, 1.0) & budget.replayed(actual)))
 
 
+def worst_case_holds(outputs: Outputs, budgets: Mapping[str, Any]) -> bool:
+    """Whether only prescribed roundings are missed."""
+    with np.errstate(all="ignore"):
+        return all(
+            b.expected.shape == outputs[n].shape and bool(b.inside(outputs[n], 1.0).all())
+            for n, b in budgets.items() if n in outputs
+        )  # fmt: skip
+
+
+def _replayed(others: Outputs, outputs: Outputs, arithmetic: Any) -> bool:
+    """Whether the outputs are what the roundings that are prescribed make of a mistake."""
+    if not isinstance(others, Mistake):
+        return False
+    with np.errstate(all="ignore"):
+        found = {n: b for n, b in others.budgets(arithmetic).items() if n in outputs}
+    sharp = any(b.replay is not None and np.isfinite(b.replay.radius).all() for b in found.values())
+    return sharp and all(_accepted(outputs, n, b) for n, b in found.items())
+
+
 def explains(others: Outputs, outputs: Outputs, budgets: Mapping[str, Any], wrong: Outputs) -> bool:
     """Whether a mistake lies nearer to what is wrong than the right result does: half as far.
 
@@ -123,9 +147,9 @@ def explains(others: Outputs, outputs: Outputs, budgets: Mapping[str, Any], wron
         for name, at in wrong.items():
             if name in others and at.any():
                 a, x = widen(outputs[name])[at], budgets[name].expected[at]
-                replay = budgets[name].replay
-                x = x if replay is None else replay.centre[at]
-                far = np.mean(_apart(a, budgets[name].format.round(x)))
+                replay, rounded = budgets[name].replay, budgets[name].format.round
+                right = [x] if replay is None else [x, replay.centre[at]]
+                far = min(np.mean(_apart(a, rounded(value))) for value in right)
                 near = np.mean(_apart(a, widen(others[name])[at]))
                 if not (near <= far / 2 or np.isinf(far)):
                     return False

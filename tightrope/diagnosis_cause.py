@@ -13,12 +13,19 @@ from typing import Any
 import numpy as np
 
 from tightrope.arithmetic import Arithmetic
-from tightrope.diagnosis import COMPUTED, Outputs, diagnose, explains, wrong_at
+from tightrope.diagnosis import (
+    COMPUTED,
+    Outputs,
+    diagnose,
+    explains,
+    worst_case_holds,
+    wrong_at,
+)
 from tightrope.diagnosis_places import place
 from tightrope.formats import FORMATS, Array, widen
 
 ELSE = ("input", "bfloat16", "float16", "float32", "tf32", "any", "none", None)  # of a stage
-SPENT = 1 / 16  # of a promise, by the element that spends most
+SPENT = 1 / 4  # of a promise, by the element that spends most
 HIDDEN = "It reads what no row may see: with 0 in those slots it is right."
 UNKNOWN = (ValueError, TypeError, KeyError, ArithmeticError)  # a stage has no such value
 NOTHING = "No known mistake explains it."
@@ -101,6 +108,7 @@ def _promises(
     what is wrong than the right roundings do, or `SPENT` of its worst case has to be spent.
     """
     wrong = {n: wrong_at(outputs[n], b) for n, b in budgets.items() if n in outputs}
+    bounded = worst_case_holds(outputs, budgets)
     for stage, value in arithmetic.items():
         if (value is not None and not isinstance(value, str)) or stage == "block_k":
             continue  # of any blocks there is only a worst case
@@ -118,7 +126,7 @@ def _promises(
             replayed = any(b.replay is not None for b in mine.values())
             near = replayed and explains(middle, outputs, budgets, wrong)
             share = max(float(b.share(outputs[n]).max(initial=0.0)) for n, b in mine.items())
-            if near or share >= SPENT:
+            if near or (share >= SPENT and not bounded):
                 told = f"It would be right if it promised {stage}={other!r}, not {value!r}."
                 yield (-1.0 if near else -share), told
 

@@ -91,6 +91,10 @@ class Ledger:
         self.failing = self.drawn
         self.failures.add(repr(self.drawn))
 
+    def told(self) -> bool:
+        """Whether a failure of what is drawn may be what is told: the first one, and any again."""
+        return self.failing is None or repr(self.drawn) in self.failures
+
     def tired(self, drawn: dict[str, Any]) -> bool:
         """Whether shrinking has had its time; what failed before must still be seen to fail."""
         return time.time() > self.shrink_until and repr(drawn) not in self.failures

@@ -1,0 +1,237 @@
+"""Which sentences name the mistake that a mutant is: by the mutant's name, a pattern for each.
+
+A sentence is right if it says what was changed, or what cannot be told from it on the case at hand.
+"""
+
+from __future__ import annotations
+
+import re
+
+# The families whose mutants break a convention: what is multiplied, seen, paired, counted, stored.
+CONVENTIONS = (
+    "activation", "head mapping", "layout", "lse base", "masks", "offsets", "phase", "position",
+    "scale", "sign", "table", "windows",
+)  # fmt: skip
+ROUNDINGS = ("accumulate dtype", "cast", "doubled rounding", "dot precision", "dropped rounding",
+             "rounding mode")  # fmt: skip
+
+MASK = (
+    r"not masked in tiles|another mask|window_\w+ (one|ignored)|q_offset|no causal mask|"
+    "mask aligned|partial block"
+)
+HEADS = r"first kv head for all|kv heads interleaved"
+ONE = r"one (more|less) (after|before)|q_offset one|window_\w+ one|mask aligned|another mask"
+
+NAMES: dict[str, str] = {
+    # Masks, windows and offsets.
+    **dict.fromkeys(
+        (
+            "left_edge_unmasked",
+            "right_edge_unmasked",
+            "whole_by_the_first_row",
+            "rest_by_the_last_row",
+            "high_by_the_first_row",
+            "hidden_scores_zero",
+            "rows_above_one_tile_late",
+            "rows_below_one_tile_early",
+            "window_of_rows_not_tokens",
+            "last_partial_tile_seen_whole",
+            "keys_beside_the_last_seen",
+            "edge_of_the_window_unmasked",
+            "edge_of_the_future_unmasked",
+        ),
+        MASK,
+    ),
+    "p_unmasked": r"not masked .*\(in P alone\)",
+    "ds_unmasked": r"not masked .*\(in dS alone\)",
+    "hidden_scores_finite": "hidden logits",
+    **dict.fromkeys(("hidden_keys_read", "unseen_keys_of_a_tile_read"), "reads what no row may"),
+    **dict.fromkeys(
+        (
+            "one_key_too_few",
+            "one_key_too_many",
+            "window_one_key_short",
+            "window_one_key_long",
+            "window_exclusive",
+            "offset_of_one_more",
+        ),
+        ONE,
+    ),
+    "first_offset_for_all": r"first sequence's q_offset|mask aligned|q_offset one|another mask",
+    "bottom_right_whatever_the_offset": r"bottom-right|no causal mask",
+    "top_left_whatever_the_offset": "top-left",
+    "default_top_left": "top-left|cu_seqlens_q used",
+    "causal_ignored": "no causal mask",
+    "window_of_the_past_ignored": "window_left ignored",
+    "window_dropped": r"window_\w+ ignored|no causal mask|another mask",
+    "positions_mask": "position.* mask|indices by the mask",
+    "offset_not_mirrored": "opposite q_offset|mask aligned|no causal mask",
+    "offset_of_keys_not_turned": "opposite q_offset|mask aligned|no causal mask",
+    "window_not_mirrored": r"exchanged|window_\w+ (one|ignored)",
+    "keys_of_the_first_sequence": "all keys before|begins at the first one's",
+    "last_key_of_a_sequence_dropped": "lacks its last key",
+    "next_sequences_first_key_seen": "one key of its successor",
+    "keys_by_starts_of_q": "cu_seqlens_q used|one key of its successor",
+    "new_tokens_not_counted": "all but the last slot",
+    "stale_key_followed": "one slot past|every slot of the last page",
+    "masks_by_indices_of_the_shard": "indices of the shards",
+    # Heads.
+    **dict.fromkeys(("kv_heads_interleaved", "heads_of_a_group_interleaved"), HEADS),
+    "kv_head_0_for_all": HEADS,
+    "v_of_kv_head_0": "v of the first kv head",
+    "bias_of_the_kv_head": "the bias of",
+    **dict.fromkeys(("sink_of_the_kv_head", "sink_of_the_first_head"), "the sink of"),
+    "group_of_the_wrong_heads": "query heads from h % group",
+    "group_not_summed": "first query head alone",
+    "last_head_of_a_group_missing": "without the last query head|first query head alone",
+    "first_head_for_the_whole_group": "group's first head taken",
+    "delta_of_the_first_head": "of the group's first head",
+    # Scales, and the base of lse.
+    "bias_in_base_2": "bias in base 2",
+    "sink_in_base_2": "sink in base 2",
+    "softcap_not_multiplied": "not multiplied by softcap",
+    "scale_not_divided_by_softcap": "not divided by softcap",
+    "scale_a_thousandth_off": r"softmax_scale 1\.001 times",
+    "scale_of_the_width_of_v": "scale of head_dim_v",
+    "given_scale_ignored": "softmax_scale ignored|scale of head_dim_v",
+    "scale_of_the_doubled_width": "expanded width",
+    "scale_of_the_polar_width": "scale of rotary_dim",
+    "scale_dropped": "softmax_scale",
+    "softcap_dropped": "no softcap",
+    "lse_in_base_2": "lse in base 2",
+    "lse_without_the_maximum": "without the maximum",
+    "lse_of_mixed_bases": "maximum in base 2 and",
+    "lse_infinite_for_no_key": "lse of inf",
+    "lse_of_the_larger_state": "without the logarithm of the sum",
+    "lse_taken_for_base_2": "natural lse taken|weights in base 2",
+    "logarithm_in_base_2": "logarithm in base 2",
+    # Tables and angles.
+    "opposite_angle_first": "turned in the first",
+    "opposite_angle_second": "turned in the second",
+    "only_the_first_transposed": "turned in the second|turned in the first",
+    **dict.fromkeys(
+        ("transposed", "opposite_angle", "opposite_angle_interleaved"), "opposite angle"
+    ),
+    "turned_forward": "rotation itself",
+    "layout_swapped": r"interleaved layout|half-split layout|other layout",
+    "layout_of_k_swapped": "k in the pairs",
+    "pairs_at_padded_width": "paired at",
+    "pairs_at_half_of_the_tile": "paired at",
+    "cos_and_sin_swapped": "cos and sin exchanged|sine and cosine exchanged",
+    "cos_and_sin_of_q_swapped": "cos and sin of [qk] exchanged",
+    "sine_of_q_negated": "sin of [qk] negated",
+    "sine_dropped": "imaginary parts",
+    "sine_of_q_where_that_of_k_is": "sin|positions of k",
+    "one_position_late": "positions? one late|position late by one|positions one late",
+    "one_position_early": "position early by one",
+    "one_position_late_for_both": "all positions one late",
+    "keys_one_position_late": "k_positions one late|q_positions one early",
+    "index_for_position": "index taken for its position",
+    "position_in_16_bits": "16 bits|low bits",
+    "position_in_12_bits": "modulo 4,096",
+    "position_clamped": "clamped at 4,095",
+    "position_in_32_bits": "low 32 bits",
+    "position_in_float32": "position rounded to float32",
+    "positions_in_float32": "angles in float32",
+    "q_by_the_table_of_k": "positions of k|q_positions",
+    "k_at_positions_of_q": "positions of q",
+    "k_not_turned": "k not",
+    "k_turned_twice": "k rotated twice",
+    "table_of_the_first_sequence": "first sequence's (k_)?positions",
+    "positions_of_the_first_sequence": "first sequence's (q_)?positions",
+    "table_in_bfloat16": "rounded to bfloat16",
+    "table_in_float16": "rounded to float16",
+    "tables_in_bfloat16": "rounded to bfloat16|table='bfloat16'",
+    "sine_in_the_input_dtype": "sin rounded to|cos and sin rounded to",
+    "tables_first_row_for_all": "table's first row|index taken",
+    "ddelta_of_the_other_sign": "ddelta negated",
+    "sin_negated": "sign of the sine flipped",
+    "axis_of_columns_ignored": "first axis|sections the other way",
+    **dict.fromkeys(
+        ("amplitude_of_cos_dropped", "float32_amplitude_of_cos_dropped"),
+        "attention_factor left out of cos",
+    ),
+    "negative_positions_as_positive": "absolute value",
+    "size_of_negative_positions": "negative positions taken as unsigned",
+    "quadrant_of_cos": "cosine by the quadrant of the sine",
+    "sine_of_odd_quadrants": "sines of odd quadrants",
+    "exponent_not_doubled": "half the exponent",
+    **dict.fromkeys(("exponent_of_the_other_sign", "sign_ignored"), "exponent's sign"),
+    "width_of_half": "twice the exponent",
+    **dict.fromkeys(("columns_counted_from_1", "features_counted_from_1"), "counted from 1"),
+    "frequencies_of_rope": "rope's exponent",
+    "paired_frequencies": r"paired frequencies, 2c|one frequency for features 2i",
+    "ntk_without_minus_2": r"not by s\*\*",
+    "dynamic_length_not_at_least_the_old": "at least the old length",
+    "longrope_long_one_late": "factors of seq_len",
+    "longrope_long_one_early": "factors of seq_len",
+    "longrope_multiplied": "multiplied by the factors",
+    "yarn_ramp_reversed": "the other way round",
+    "yarn_high_by_the_width_of_pairs": "cut at the last column",
+    "yarn_amplitude_in_log2": "attention_factor in base 2",
+    "yarn_always_truncated": "truncate the other way",
+    "llama3_factors_swapped": "low_freq_factor and high_freq_factor",
+    "llama3_wavelength_without_2_pi": "wavelengths",
+    "given_attention_factor_ignored": "given attention_factor",
+    "sections_one_column_late": "one column late",
+    "interleaved_sections_without_end": "without an end",
+    "shift_dropped": "one position late",
+    "shift_of_one_more": "one position early",
+    "steps_rounded_up": "rounded instead of floored",
+    "steps_not_floored": "no floor",
+    # Activations and phases.
+    "relu_for_softplus": "relu",
+    "exp_for_softplus": "exp for",
+    "identity_for_softplus": "features themselves",
+    "large_features_cut": "at most 20",
+    "phase_negated": "delta negated",
+    "phases_of_one_sign": "delta negated|absolute value of delta",
+    "phase_of_cos_alone": "cosine of q alone",
+    "phase_after_cos_is_changed": "changed already",
+    "phase_dropped": "no delta",
+    "phase_of_the_first_head": "first head's delta",
+    "phase_of_query_heads_by_kv_head": "delta taken at its kv head|first head for the group",
+    # Pages, rows, results.
+    "pages_in_storage_order": "page numbers ignored",
+    "first_sequences_pages_for_all": "first sequence's block table",
+    "page_of_the_next_key": "one column late",
+    "slot_of_the_next_key": "slots read one late",
+    **dict.fromkeys(("lse_by_row", "lse_by_token_and_head"), "lse stored by token"),
+    "axes_of_rows_swapped": "column by column",
+    "dq_and_dk_swapped": "each other's place",
+    # Of other families.
+    "logarithm_of_the_steps": "1 in the logarithm",
+    "without_the_one": "1 in front",
+    "tail_zeroed": "beyond rotary_dim set to zero",
+    "last_token_skipped": "last token not rotated|not rotated at all",
+    "last_partial_tile_dropped": "partial block|another mask",
+    "last_tile_dropped": "partial block|another mask",
+    "not_divided": "not divided",
+    "softcap_of_half_the_logit": "half the logit",
+    "softcap_without_its_factor_2": "half the logit",
+    "sink_without_its_weight": "no sink",
+    "states_averaged": "averaged",
+    "scale_missing": "no softmax_scale|without softmax_scale",
+    "scale_twice": "softmax_scale twice",
+    "delta_missing": "no rowsum",
+    "slope_of_the_cap_missing": "no derivative of the softcap",
+    # Roundings.
+    "amplitude_in_float32": "attention_factor='float32'",
+    "truncated": "truncated",
+    "result_truncated": "truncated",
+    "values_truncated": "truncated",
+    "worked_in_the_input_dtype": r"(products|everything|sum).* rounded to",
+    "product_rounded_to_output": "products? rounded",
+    "frequencies_in_bfloat16": "inv_freq rounded to bfloat16",
+    "float32_position_in_bfloat16": "position rounded to bfloat16",
+    "float32_angle_in_float16": "angle rounded to float16",
+    "exact_frequencies_in_float32": "inv_freq='float32'",
+}
+
+
+def judged(mutant: str, told: str) -> str:
+    """Whether a sentence names the mistake: right, wrong (it names others alone), none."""
+    if not told:
+        return "none"
+    pattern = NAMES.get(mutant.partition(":")[2])
+    return "right" if pattern and re.search(pattern, told) else "wrong"
