@@ -18,10 +18,10 @@ from tightrope import Arithmetic, implements
 from tightrope.attention_tiles import config
 from tightrope.implementation import bundled
 from tightrope.launch import check_plain
+from tightrope.ring_checks import check_offset, check_partial, check_shard
 from tightrope.ring_exchange import Step, circulated
 from tightrope.ring_pool import on_ranks
 from tightrope.ring_shards import held, spans, touches
-from tightrope.validate import refuse
 from tightrope.validate_attention import check_attention
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -129,20 +129,12 @@ def _empty(q: torch.Tensor, head_dim_v: int) -> State:
 def _check(
     q: Any, k: Any, v: Any, sharding: Sharding, rank: int, partial: Any, options: dict[str, Any]
 ) -> None:
-    offset = options.get("q_offset", 0)
-    if not isinstance(offset, int):
-        refuse("q_offset", "an int, the same for all sequences", repr(offset), TypeError)
+    check_offset(options.get("q_offset", 0), sharding.seqlen_q, sharding.seqlen_k)
     check_attention(q, k, v, **options)
     check_plain(q, k, v)
-    if not sharding.seqlen_k - 2**31 <= offset < 2**31 - sharding.seqlen_q:  # of every pair of runs
-        refuse("q_offset", "a number of 32 bits less the lengths", offset)
     for name, x, length in (("q", q, sharding.seqlen_q), ("k", k, sharding.seqlen_k)):
-        rows = held(length, sharding.ranks, sharding.scheme, rank)
-        if x.shape[2] != rows:
-            expected = f"{rows} of {length} on rank {rank} of {sharding.ranks}, {sharding.scheme}"
-            refuse(f"rows of {name}", expected, x.shape[2])
-    if partial not in (torch.float32, q.dtype):
-        refuse("partial_dtype", f"torch.float32 or {q.dtype}", partial, TypeError)
+        check_shard(name, x, length, sharding.ranks, sharding.scheme, rank)
+    check_partial(partial, q.dtype)
 
 
 def _promise(case: Any, device: Any) -> Arithmetic:

@@ -73,7 +73,8 @@ def ring_attention_backward(
                 for total, gradient in zip(totals, more, strict=True):
                     total += gradient
         following.on()
-    return tuple(x.to(out_dtype or q.dtype) for x in (dq, *following.here()))  # type: ignore
+    kept, (dk, dv) = out_dtype or q.dtype, following.here()
+    return dq.to(kept), dk.to(kept), dv.to(kept)
 
 
 def _of_keys(

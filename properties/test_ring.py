@@ -82,13 +82,10 @@ def test_ranks_that_hold_the_same_row_agree(impl, case):
 
 def alike(impl, case, inputs, repeated, names):
     """With the first place of some inputs at all places, outputs are those of the first place."""
-    first = {name: inputs[name][:, :, :1] for name in repeated if name in inputs}
-    all_of_it = {
-        name: np.ascontiguousarray(np.broadcast_to(one, inputs[name].shape))
-        for name, one in first.items()
-    }
-    outputs, spent = called(impl, case, {**inputs, **all_of_it})
-    for name in set(names) & set(outputs):
+    given = {name: inputs[name] for name in repeated if name in inputs}
+    one = {n: np.broadcast_to(x[:, :, :1], x.shape).copy() for n, x in given.items()}
+    outputs, spent = called(impl, case, {**inputs, **one})
+    for name in (n for n in names if n in outputs):
         first, limit = widen(outputs[name])[:, :, :1], reach(spent[name])
         difference = np.where(outputs[name] == first, 0.0, widen(outputs[name]) - first)
         story = "every rank that holds a row, or a key, must give the same"

@@ -33,7 +33,20 @@ class Backwards:
     def __call__(self, b):
         """(dq, dk, dv) before the last rounding; float32 values unless stressed."""
         p, to, io = b.forward, self.to, FORMATS[b.forward.dtype]
-        half = FORMATS["bfloat16"] if io is FLOAT32 else io
+        kept, cast = self.pairs(b)
+        half, scale = self.half(b), single(p.softmax_scale)
+        scale = float(half.round(scale)) if self.fault == "scale in 16 bits" else scale
+        dq = self.product(cast, p.k, io)
+        dq = half.round(dq) if self.fault == "dq in 16 bits" else dq
+        dk, dv = self.over_rows(cast, p.q, b.group, io), self.over_rows(kept, b.dout, b.group, io)
+        return to(dq * scale), dk if self.fault == "dk not scaled" else to(dk * scale), dv
+
+    def half(self, b):
+        return FORMATS["bfloat16" if b.forward.dtype == "float32" else b.forward.dtype]
+
+    def pairs(self, b):
+        """P and dS as they are multiplied."""
+        p, to, io, half = b.forward, self.to, FORMATS[b.forward.dtype], self.half(b)
         self.seen = np.roll(p.visible, 1, -1) if self.fault == "mask one key late" else p.visible
         weights, g = self.weights(b)
         kept = weights if io is FLOAT32 or self.fault == "P not rounded" else io.round(weights)
@@ -45,13 +58,7 @@ class Backwards:
         ds = ds if g is None or self.fault == "no softcap derivative" else to(ds * g)
         ds = np.where(self.seen, ds, 0.0)
         cast = ds if io is FLOAT32 or self.fault == "dS not rounded" else io.round(ds)
-        cast = half.truncate(ds) if self.fault == "dS truncated" else cast
-        scale = single(p.softmax_scale)
-        scale = float(half.round(scale)) if self.fault == "scale in 16 bits" else scale
-        dq = self.product(cast, p.k, io)
-        dq = half.round(dq) if self.fault == "dq in 16 bits" else dq
-        dk, dv = self.over_rows(cast, p.q, b.group, io), self.over_rows(kept, b.dout, b.group, io)
-        return to(dq * scale), dk if self.fault == "dk not scaled" else to(dk * scale), dv
+        return kept, half.truncate(ds) if self.fault == "dS truncated" else cast
 
     def product(self, a, b, io):
         return dot(a, b, np.zeros((*a.shape[:-1], b.shape[-1])), self.order, self.to, io)

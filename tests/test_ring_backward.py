@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_ring import drawn
 
+from tightrope import autograd_ring
 from tightrope.compare import budgets
 from tightrope.device import current, to_numpy
 from tightrope.implementation import bundled
@@ -81,6 +82,42 @@ def test_sums_in_sixteen_bits_are_worse_and_within_what_they_declare():
             accepted.append([spent[n].accepts(to_numpy(g)) for n, g in
                              zip(CONTRACT.outputs, found, strict=True)])  # fmt: skip
     assert accepted == [[True] * 3, [False] * 3, [True] * 3, [True] * 3]
+
+
+def learning(dout, q, k, v, group, **options):
+    """Gradients as autograd finds them in a rank."""
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = autograd_ring.ring_attention(*leaves, group, **options)
+    assert not lse.requires_grad
+    out.backward(dout)
+    return [*(x.grad for x in leaves), out.detach(), lse]
+
+
+def test_autograd_finds_the_gradients_of_the_whole_in_every_rank():
+    case = RingAttentionBackwardCase(**LONG, ranks=3, scheme="zigzag")
+    inputs = CONTRACT.inputs(case)
+    options = {n: v for n, v in CONTRACT.options(case).items() if n not in ("ranks", "scheme")}
+    options |= {"seqlen_q": case.seqlen_q, "seqlen_k": case.seqlen_k}
+    options.pop("out_dtype")
+    given = [torch.from_numpy(inputs[n]).to(current().kind) for n in ("dout", "q", "k", "v")]
+    *found, out, lse = spread(learning, given, 3, case.scheme, options)
+    state = {"out": to_numpy(out), "lse": to_numpy(lse)}
+    spent = budgets(bundled("ring_attention_backward", "triton"), case, {**inputs, **state})
+    for name, x in zip(CONTRACT.outputs, found, strict=True):
+        assert spent[name].accepts(to_numpy(x)), name
+
+
+def twice(dout, q, k, v, group, **options):
+    out, _ = autograd_ring.ring_attention(q.requires_grad_(), k, v, group, **options)
+    return torch.autograd.grad(out, q, dout, create_graph=True)
+
+
+def test_second_gradients_and_another_dtype_of_out_are_refused():
+    zeros = [[packed(torch.zeros(1, 1, 4, 16, dtype=torch.float16))] * 4] * 2
+    with pytest.raises(ValueError, match="create_graph: expected False"):
+        pool(current().kind).call(twice, zeros, OPTIONS)
+    with pytest.raises(ValueError, match="out_dtype: expected None"):
+        pool(current().kind).call(twice, zeros, {**OPTIONS, "out_dtype": torch.float32})
 
 
 def shards(**other):
