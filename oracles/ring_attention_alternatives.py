@@ -25,7 +25,7 @@ def alternatives(
     """(what is computed instead, outputs), rings first, then what any attention may do."""
     p = stated(case, inputs)
     right = attend(p)
-    for sentence, seen in _of_rings(case):
+    for sentence, seen in of_rings(case):
         wrong = replace(p, visible=np.broadcast_to(seen, p.visible.shape))
         if (wrong.visible != p.visible).any():
             outputs = attend(wrong)
@@ -34,7 +34,7 @@ def alternatives(
     yield from attention_alternatives.alternatives(case, inputs)
 
 
-def _of_rings(case: RingAttentionCase) -> Iterator[tuple[str, Array]]:
+def of_rings(case: RingAttentionCase) -> Iterator[tuple[str, Array]]:
     """What each row sees, (seqlen_q, seqlen_k), of rings that go wrong."""
     window = case.causal, case.window_left, case.window_right
     whole = visible(case.seqlen_q, case.seqlen_k, case.q_offset, *window)

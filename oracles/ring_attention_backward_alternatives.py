@@ -14,7 +14,7 @@ from tightrope.oracles.attention_backward_alternatives import Outputs, Triple, _
 from tightrope.oracles.attention_backward_inputs import stated
 from tightrope.oracles.attention_backward_problem import Backward, gradients
 from tightrope.oracles.attention_problem import attend
-from tightrope.oracles.ring_attention_alternatives import _of_rings
+from tightrope.oracles.ring_attention_alternatives import of_rings
 from tightrope.oracles.ring_attention_backward_pairs import pair, pairs
 from tightrope.ring_shards import rows
 
@@ -37,7 +37,7 @@ def alternatives(
 
 
 def _of_masks(case: RingAttentionBackwardCase, b: Backward) -> Iterator[tuple[str, Triple]]:
-    for sentence, seen in _of_rings(case):  # type: ignore[arg-type]
+    for sentence, seen in of_rings(case):  # type: ignore[arg-type]
         p = replace(b.forward, visible=np.broadcast_to(seen, b.forward.visible.shape))
         yield sentence, gradients(replace(b, forward=p))
 
