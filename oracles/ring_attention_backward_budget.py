@@ -50,15 +50,25 @@ def budget(
     case: RingAttentionBackwardCase, inputs: Mapping[str, Array], arithmetic: Arithmetic
 ) -> dict[str, Budget]:
     """Budgets of dq, dk and dv. Raises ValueError for a stage value that has no budget."""
+    return of_ring(case, stated(case, inputs), arithmetic)
+
+
+def of_ring(
+    case: RingAttentionBackwardCase, b: Backward, arithmetic: Mapping[str, Any],
+    call: Callable[[Backward, Span, Span, str], Backward] = pair,
+) -> dict[str, Budget]:  # fmt: skip
+    """As `budget`, of a backward pass that is given. call: what a pair of runs is called with."""
     given = {**STAGES, **arithmetic}
     _known("sum_order", given["sum_order"], ORDERS)
     _known("state", given["state"], ("given",))
     name = case.dtype if given["partial"] == "input" else given["partial"]
     _known("partial", name, ("float16", "bfloat16", "float32"))
     how = Adding(None if name == "float32" else FORMATS[name])
-    b = stated(case, inputs)
     of_pair = {stage: given[stage] for stage in OF_A_PAIR}
-    parts = _pairs(case, b, name, of_pair, how)
+    parts = {}
+    for rows, keys in pairs(case):
+        spent = backward(call(b, rows, keys, name), of_pair)
+        parts[rows, keys] = {n: how.part(budget) for n, budget in spent.items()}
     gather = in_any_order if given["sum_order"] == "any" else chained
     whole = {
         "dq": beside(_of_rows(case, parts, lambda found: gather(found, how))),
@@ -72,18 +82,6 @@ def _known(stage: str, value: Any, values: tuple[str, ...]) -> None:
     if value not in values:
         known = ", ".join(map(repr, values))
         raise ValueError(f"ring_attention_backward: {stage}={value!r}; known: {known}")
-
-
-def _pairs(
-    case: RingAttentionBackwardCase, b: Backward, dtype: str, of_pair: Mapping[str, Any],
-    how: Adding,
-) -> Parts:  # fmt: skip
-    """What every run of rows and every run of keys give one another."""
-    found: dict[tuple[Span, Span], dict[str, Part]] = {}
-    for rows, keys in pairs(case):
-        spent = backward(pair(b, rows, keys, dtype), of_pair)
-        found[rows, keys] = {name: how.part(budget) for name, budget in spent.items()}
-    return found
 
 
 def _of_rows(

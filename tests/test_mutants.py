@@ -14,8 +14,9 @@ from tightrope.mutants import DoesNotApply, Mutant, every
 
 KERNELS = (
     "attention", "attention_backward", "attention_key_outer", "attention_paged",
-    "attention_varlen", "merge_attention", "pope_attention", "pope_table", "query_scale",
-    "ring_attention", "rope", "rope_attention", "rope_backward", "rope_table",
+    "attention_varlen", "attention_varlen_backward", "merge_attention", "pope_attention",
+    "pope_attention_backward", "pope_table", "query_scale", "ring_attention",
+    "ring_attention_backward", "rope", "rope_attention", "rope_backward", "rope_table",
 )  # fmt: skip
 ON_HOPPER = ("attention_hopper", "pope_attention_hopper")
 SIGN = next(m for m in every() if m.id == "query_scale:shift_dropped")

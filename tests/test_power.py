@@ -137,7 +137,6 @@ def test_an_interrupted_run_keeps_what_it_found(monkeypatch, tmp_path):
         "--mutant=no_such",
         "--picture=x.txt",
         "--kills=no_such.json",
-        "--shard=3/2",
         "--merge=no_such.json",
     ],
 )
