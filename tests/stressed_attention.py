@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from pushed_calls import PATTERNS, SEED, arrays, dtype_of, rounding, tensor, wide
 from simulated_attention import Kernel
 from simulated_attention_backward import Backwards
 from simulated_merge import Kernel as Merge
-from stressed_calls import PATTERNS, SEED, arrays, dtype_of, rounding, tensor, wide
 
 from tightrope import implements
 from tightrope.formats import widen

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from pushed_calls import PATTERNS, arrays, dtype_of, rounding, tensor
 from simulated_attention import Kernel
 from simulated_pope import Features, problem_with
 from stressed_attention import EVERY, stated
-from stressed_calls import PATTERNS, arrays, dtype_of, rounding, tensor
 
 from tightrope import implements
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+from pushed_calls import SEED, arrays, dtype_of, tensor
 from simulated_rope import arithmetic, kernel
-from stressed_calls import SEED, arrays, dtype_of, tensor
 from test_rope_budget import PATTERNS, pushed
 
 from tightrope import implements
