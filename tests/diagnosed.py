@@ -75,6 +75,17 @@ NAMES: dict[str, str] = {
     "new_tokens_not_counted": "all but the last slot",
     "stale_key_followed": "one slot past|every slot of the last page",
     "masks_by_indices_of_the_shard": "indices of the shards",
+    "keys_counted_from_the_shard": "indices of the shards",
+    "rows_counted_from_the_shard": "indices of the shards|another mask",
+    "offset_of_the_whole_dropped": r"q_offset 0\)",
+    **dict.fromkeys(
+        (
+            "pairs_of_the_window_skipped",
+            "pairs_skipped_without_offset",
+            "runs_of_keys_by_this_rank",
+        ),
+        "another mask",
+    ),
     # Heads.
     **dict.fromkeys(("kv_heads_interleaved", "heads_of_a_group_interleaved"), HEADS),
     "kv_head_0_for_all": HEADS,
@@ -144,6 +155,8 @@ NAMES: dict[str, str] = {
     "tables_in_bfloat16": "rounded to bfloat16|table='bfloat16'",
     "sine_in_the_input_dtype": "sin rounded to|cos and sin rounded to",
     "tables_first_row_for_all": "table's first row|index taken",
+    "sigmoid_missing": "no sigmoid",
+    "sigmoid_of_the_other_side": r"sigmoid\(-x\)",
     "ddelta_of_the_other_sign": "ddelta negated",
     "sin_negated": "sign of the sine flipped",
     "axis_of_columns_ignored": "first axis|sections the other way",
