@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from tightrope import Arithmetic
 from tightrope.contract import contract
@@ -96,3 +97,11 @@ def known(name, narrow):
         (where, limited) for where, limited in narrow
         if set(where) <= set(spec.relations) and set(limited) <= set(spec.domain)
     ]  # fmt: skip
+
+
+@st.composite
+def mixtures(draw, call, kinds):
+    """Calls with every field of `kinds` drawn from its values, and heads in groups or not."""
+    fields = {name: draw(st.sampled_from(values)) for name, values in kinds.items()}
+    num_heads, num_kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2)]))
+    return call(num_heads=num_heads, num_kv_heads=num_kv_heads, empty_rows=True, **fields)

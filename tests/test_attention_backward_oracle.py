@@ -21,10 +21,9 @@ from attention_backward_calls import (
     float64_limits,
     mpmath_limits,
 )
-from attention_case_draws import QUICK
+from attention_case_draws import QUICK, mixtures
 from attention_limits import apart, flat
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tightrope.oracles import attention_backward_mpmath, attention_mpmath
 from tightrope.oracles.attention_backward_budget import backward
@@ -68,18 +67,10 @@ KINDS = {
     "window_right": [None, 0, 1, 3], "head_dim": [1, 2, 4], "head_dim_v": [1, 3],
     "seqlen_q": range(5), "seqlen_k": range(6), "q_offset": range(-3, 7), "seed": range(2**16),
 }  # fmt: skip
-HEADS = [(1, 1), (2, 1), (4, 2)]
-
-
-@st.composite
-def calls(draw):
-    fields = {name: draw(st.sampled_from(values)) for name, values in KINDS.items()}
-    num_heads, num_kv_heads = draw(st.sampled_from(HEADS))
-    return call(num_heads=num_heads, num_kv_heads=num_kv_heads, empty_rows=True, **fields)
 
 
 @settings(QUICK, max_examples=40)
-@given(calls())
+@given(mixtures(call, KINDS))
 def test_arb_mpmath_and_float64_agree_on_every_combination(drawn):
     check_layers(*drawn)
 

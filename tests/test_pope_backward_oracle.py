@@ -9,10 +9,9 @@ import dataclasses
 import mpmath
 import numpy as np
 import pytest
-from attention_case_draws import QUICK
+from attention_case_draws import QUICK, mixtures
 from attention_limits import apart, flat
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pope_backward_calls import SETTINGS, SPEC, budgets, call, exact, mpmath_limit, size_of
 
 from tightrope.oracles import pope_attention_backward_mpmath, pope_attention_mpmath
@@ -66,18 +65,10 @@ KINDS = {
     "delta": ["none", "kv_heads", "heads"], "delta_data": ["clamped", "wide", "zero"],
     "positions": POSITIONS, "start": [0, -7, 1 << 20], "data": DATA, "seed": range(2**16),
 }  # fmt: skip
-HEADS = [(1, 1), (2, 1), (4, 2)]
-
-
-@st.composite
-def calls(draw):
-    fields = {name: draw(st.sampled_from(values)) for name, values in KINDS.items()}
-    num_heads, num_kv_heads = draw(st.sampled_from(HEADS))
-    return call(num_heads=num_heads, num_kv_heads=num_kv_heads, empty_rows=True, **fields)
 
 
 @settings(QUICK, max_examples=20)
-@given(calls())
+@given(mixtures(call, KINDS))
 def test_arb_mpmath_and_float64_agree_on_every_combination(drawn):
     check_layers(*drawn)
 
