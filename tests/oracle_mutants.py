@@ -200,9 +200,14 @@ class Finder:
 
 
 class First:
-    """A plugin that keeps the name of the first test that fails."""
+    """A plugin that brings in the edit and keeps the name of the first test that fails."""
 
-    name = ""
+    def __init__(self, edit: Finder | None) -> None:
+        self.edit, self.name = edit, ""
+
+    def pytest_sessionstart(self) -> None:
+        if self.edit:  # before pytest's own hook, which finds what an installed plugin belongs to
+            sys.meta_path.insert(0, self.edit)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and not self.name:
@@ -228,12 +233,10 @@ def noticed_by(mutant: Mutant | None, files: tuple[str, ...]) -> str:
 def _in_child(mutant: Mutant | None, files: tuple[str, ...], told: Any) -> None:
     import pytest
 
-    first = First()
+    first = First(mutant and Finder(f"tightrope.oracles.{mutant.module}", mutant.place))
     resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE))
     try:
         os.chdir(HERE.parent)
-        if mutant is not None:
-            sys.meta_path.insert(0, Finder(f"tightrope.oracles.{mutant.module}", mutant.place))
         quiet = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             code = pytest.main([*quiet, *(str(HERE / f) for f in files)], plugins=[first])

@@ -21,7 +21,10 @@ from tightrope.subjects import load
 STEM = "tightrope.impls.pope_attention"
 for found in sorted(Path(str(find_spec(STEM).origin)).parent.glob("pope_attention*.py")):
     load(f"tightrope.impls.{found.stem}")
-VARIANTS = [resolve(i) for i in registered() if i.module.startswith(STEM)]
+VARIANTS = [
+    resolve(i) for i in registered()
+    if i.module.startswith(STEM) and i.contract_name == "pope_attention"
+]  # fmt: skip
 PAIRS = list(combinations(VARIANTS, 2))
 DTYPES = ("float16", "bfloat16", "float32")
 patient = settings(
