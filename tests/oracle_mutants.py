@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import importlib.util
 import io
 import os
@@ -169,9 +168,7 @@ def mutants() -> Iterator[Mutant]:
 
 
 class Edited(SourceFileLoader):
-    """Loads a module's source with one edit."""
-
-    place = -1
+    """Loads a module's source with one edit, at its `place`."""
 
     def get_code(self, fullname: str) -> Any:
         tree = ast.parse(Path(self.path).read_text())
