@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from test_plugin import tightrope
 from test_wrong_kernels import rejected, run
 
 from tightrope.arithmetic import Arithmetic
@@ -20,6 +23,7 @@ from tightrope.oracles import query_scale_mpmath
 from tightrope.oracles.query_scale import CONTRACT, HUGE, KINDS, QueryScaleCase
 
 HOME = current().kind
+WRONG = Path(__file__).with_name("wrong_query_scale.py")
 
 from tightrope.impls.query_scale import query_scale  # noqa: E402  (Triton after `current`)
 
@@ -134,3 +138,28 @@ def test_every_wrong_temperature_is_rejected_and_right_ones_are_not(tmp_path: Pa
     laws = {r["law"] for key, r in results.items() if key.startswith("test_query_scale::")}
     assert {law for _, law in found} >= laws
     assert len(laws) == 5
+
+
+@pytest.mark.parametrize(("name", "status"), [("right_float32", 0), ("floor_left_out", 1)])
+def test_a_step_that_float32_rounds_into_the_next_is_not_asked_for(
+    tmp_path: Path, name: str, status: int
+) -> None:
+    """33000098 / 1000003 is 32.999999, in float32 33; of steps below 2^24 all is asked for."""
+    start = 32_500_000 if status == 0 else 2_500_000
+    case = QueryScaleCase(floor_scale=1_000_003, shift=0, positions="long", start=start)
+    law = "test_query_scale::test_a_step_lasts_floor_scale_positions"
+    key = f"{law}[query_scale-{name}-float32]"
+    failure = {
+        "kind": "Violation",
+        "message": "",
+        "detail": {},
+        "drawn": {"case": {"case": asdict(case)}},
+    }
+    told = {
+        "key": key, "home": "properties.test_query_scale", "law": law.partition("::")[2],
+        "contract": "query_scale", "implementation": name, "dtype": "float32", "cases": 1,
+        "module": str(WRONG), "source": f"{WRONG}:1", "outcome": "failed", "failure": failure,
+    }  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps({"schema": 1, "results": {key: told}}))
+    done = tightrope(tmp_path, "replay", "r.json", f"--impl={WRONG}:{name}")
+    assert done.returncode == status, done.stdout + done.stderr
